@@ -1,0 +1,52 @@
+"""Where a server, an allocator and a demo keep their things: one folder, the *home*.
+
+``--home``, else ``$SPLITFLEET_HOME``, else ``$XDG_DATA_HOME/splitfleet`` (``~/.local/share/splitfleet``).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_sdk.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """The paths under one home folder."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, path: Path | str | None = None) -> Home:
+        """The home at ``path`` or at the default place; it is created when missing."""
+        if path is None:
+            data = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
+            path = os.environ.get("SPLITFLEET_HOME") or Path(data) / "splitfleet"
+        folder = Path(path).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder}: cannot be made the home folder ({error.strerror}); name another with --home"
+            ) from None
+        return cls(path=folder)
+
+    @property
+    def registry_url(self) -> str:
+        return f"sqlite:///{self.path / 'registry.db'}"
+
+    @property
+    def repository(self) -> Path:
+        return self.path / "repository"
+
+    @property
+    def conversions(self) -> Path:
+        """Cache of built bundles."""
+        return self.path / "conversions"
+
+    @property
+    def tails(self) -> Path:
+        """SavedModels laid out for the tail engines."""
+        return self.path / "tails"

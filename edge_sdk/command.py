@@ -1,0 +1,79 @@
+"""What both command lines share: commands that are imported when called, and errors without a traceback.
+
+``--help`` answers fast because a command's module is imported only when that command runs or is asked for help.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from edge_sdk.errors import SplitfleetError
+from edge_sdk.sizes import parse_size
+
+CLOUD_MODULES = frozenset({"alembic", "keras", "pydantic", "rich", "sqlalchemy", "tensorflow", "yaml"})
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are ``name -> ("module:attribute", short help)``."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in self._lazy:
+            return None
+        module, attribute = self._lazy[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._lazy[name][1]) for name in sorted(self._lazy)])
+
+
+class SizeType(click.ParamType):
+    """A click parameter such as ``8MB``; its value is in bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except SplitfleetError as error:
+            self.fail(error.message, param, ctx)
+
+
+def run(command: click.Command, program: str) -> None:
+    """Run ``command`` on ``sys.argv`` and exit: an error becomes one line on stderr and its exit code."""
+    try:
+        command.main(prog_name=program, standalone_mode=True)
+    except SplitfleetError as error:
+        fail(error.message, error.exit_code)
+    except KeyboardInterrupt:
+        fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our stdout went away; Python would complain again while it flushes at exit.
+        sys.stderr.close()
+        sys.exit(141)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in CLOUD_MODULES:
+            raise
+        fail(f"{program} needs the package {missing!r}: install it with  pip install 'splitfleet[cloud]'", 1)
+
+
+def fail(message: str, exit_code: int) -> None:
+    """Print ``message`` to stderr and exit."""
+    click.echo(f"error: {message}", err=True)
+    sys.exit(exit_code)

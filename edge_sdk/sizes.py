@@ -1,0 +1,38 @@
+"""Sizes of memory as people write them: ``512MB`` is 512 × 10⁶ bytes, ``512MiB`` 512 × 2²⁰."""
+
+from __future__ import annotations
+
+import re
+
+from edge_sdk.errors import ConfigError
+
+UNITS = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as ``8MB``, ``1.5 GiB`` or ``4096``. Raises :class:`ConfigError` for anything else."""
+    match = _PATTERN.fullmatch(text)
+    unit = UNITS.get(match[2] or "B") if match else None
+    if match is None or unit is None:
+        raise ConfigError(
+            f"{text!r} is not a size: expected a number and one of {', '.join(UNITS)}, such as '8MB' or '1.5GiB'"
+        )
+    return round(float(match[1]) * unit)
+
+
+def format_size(size_bytes: float) -> str:
+    """``size_bytes`` for people, in decimal units with three significant digits: ``12.3 kB``."""
+    for unit in ("GB", "MB", "kB"):
+        if abs(size_bytes) >= UNITS[unit]:
+            return f"{size_bytes / UNITS[unit]:.3g} {unit}"
+    return f"{size_bytes:.0f} B"
