@@ -57,7 +57,8 @@ class Bundle:
                 raise IntegrityError(f"{path}: cannot be read ({error.strerror}); fetch the bundle again") from None
             if actual is None:
                 raise IntegrityError(
-                    f"{path}: has {actual_bytes} bytes, the manifest promises {entry.size_bytes}; fetch the bundle again"
+                    f"{path}: has {actual_bytes} bytes, the manifest promises {entry.size_bytes}; "
+                    "fetch the bundle again"
                 )
             if actual != entry.sha256:
                 raise IntegrityError(

@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, self._lazy[name][1]) for name in sorted(self._lazy)])
 
 
-class SizeType(click.ParamType):
+class SizeType(click.ParamType[int]):
     """A click parameter such as ``8MB``; its value is in bytes."""
 
     name = "size"

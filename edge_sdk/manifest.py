@@ -2,8 +2,8 @@
 
 A manifest is canonical JSON (sorted keys, no spaces, UTF-8); the SHA-256 of these bytes is the bundle's digest, so the
 digest covers every file too. Shapes never hold the batch axis. Tensors bear two names: ``name`` is what the user sees
-(inputs and outputs as in the whole model), the *signature key* is the stable name inside the files: ``input_0…`` and ``feature_0…``,
-``output_0…`` by position, whatever Keras invented.
+(inputs and outputs as in the whole model), the *signature key* is the stable name inside the files, by position:
+``input_0…``, ``feature_0…``, ``output_0…``, whatever Keras invented.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class FileEntry:
 class SelfCheck:
     """Proof that a head computes on this device what it computed where it was made.
 
-    The input bytes are ``SHAKE-128(str(seed))``, read as the head's input dtype (see ``edge_sdk.head``); ``expected`` holds, per
-    signature key of the head's outputs, evenly spaced raw values of the flattened output, first to last.
+    The input bytes are ``SHAKE-128(str(seed))``, read as the head's input dtype (see ``edge_sdk.head``); ``expected``
+    holds, per signature key of the head's outputs, evenly spaced raw values of the flattened output, first to last.
     """
 
     seed: int
@@ -175,8 +175,13 @@ def _check(manifest: Manifest) -> None:
     for group, specs in (("inputs", manifest.inputs), ("outputs", manifest.outputs)):
         if not specs:
             raise BundleError(f"manifest: {group} is empty")
-    for spec in (*manifest.inputs, *manifest.crossing, *manifest.outputs):
-        _check_tensor(spec)
+    tensors: tuple[InputSpec | CrossingSpec | OutputSpec, ...] = (
+        *manifest.inputs,
+        *manifest.crossing,
+        *manifest.outputs,
+    )
+    for tensor in tensors:
+        _check_tensor(tensor)
     for number, spec in enumerate(manifest.crossing):
         if spec.name != f"feature_{number}":
             raise BundleError(f"manifest: crossing tensor {number} must be named 'feature_{number}', got {spec.name!r}")
@@ -241,7 +246,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         if set(value) != set(hints):
             wrong = sorted(set(value) ^ set(hints))
             raise BundleError(f"{where}: missing or unknown fields: {', '.join(map(repr, wrong))}")
-        return typing.cast(Any, kind)(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in value.items()})
+        return typing.cast("Any", kind)(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in value.items()})
     if origin is tuple:
         if not isinstance(value, list):
             raise BundleError(f"{where}: expected a list, got {type(value).__name__}")

@@ -1,7 +1,7 @@
 """What is said over the wire apart from INFER: the calls, their parameters and results.
 
-Each call is a frozen dataclass that knows its method name, and turns into the ``body`` of a CALL and back. Bodies are flat msgpack
-maps; unknown keys are ignored, missing ones are an :class:`InvalidInputError`. Who answers what:
+Each call is a frozen dataclass that knows its method name, and turns into the ``body`` of a CALL and back. Bodies are
+flat msgpack maps; unknown keys are ignored, missing ones are an :class:`InvalidInputError`. Who answers what:
 
 ===================  ==============  ================================================================================
 method               answered by     result
@@ -220,7 +220,8 @@ class InstallReport(Body):
 class Run(Body):
     """Infer samples ``first`` to ``first + count`` of the inputs, each a ``.npy`` blob by input name.
 
-    ``window`` requests are under way at once: 1 for latency, more for throughput. ``warmup`` requests come first and do not count.
+    ``window`` requests are under way at once: 1 for latency, more for throughput. ``warmup`` requests come first and do
+    not count.
     """
 
     method: ClassVar[str] = "device.run"
@@ -235,8 +236,9 @@ class Run(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport(Body):
-    """Goes with the tensors ``output_0…`` (count, …) float32 in the model's order, and ``edge_s``, ``transfer_s``, ``cloud_s``
-    (count,) float64. ``sent_bytes`` is the mean size of one request as it crossed, frames and header together."""
+    """Goes with the tensors ``output_0…`` (count, …) float32 in the model's order, and ``edge_s``, ``transfer_s``,
+    ``cloud_s`` (count,) float64. ``sent_bytes`` is the mean size of one request as it crossed, all frames together.
+    """
 
     bundle: str
     runtime: str

@@ -113,7 +113,7 @@ def encode(message: Message) -> list[Frame]:
             data, dtype = _portable(tensor)
             specs.append([tensor.name, dtype, list(tensor.data.shape), tensor.scale, tensor.zero_point, RAW_CODEC])
             # memoryview.cast refuses empty and 0-d arrays, whose bytes are few enough to copy.
-            frames.append(memoryview(data).cast("B") if data.size and data.ndim else data.tobytes())
+            frames.append(data.data.cast("B") if data.size and data.ndim else data.tobytes())
         header["tensors"] = specs
     try:
         packed = msgpack.packb(header, use_bin_type=True)
