@@ -98,7 +98,11 @@ class Resources(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Register(Body):
-    """A device makes itself known. ``model_ram_bytes`` is its memory budget."""
+    """A device makes itself known. ``model_ram_bytes`` is its memory budget.
+
+    ``instance`` is a random text that a process makes once: so a device that merely reconnected is told from one that
+    began anew and knows nothing of the calls that are under way. Without it each new connection counts as a new process.
+    """
 
     method: ClassVar[str] = "device.register"
     device_id: str
@@ -108,6 +112,7 @@ class Register(Body):
     emulation: Emulation = field(default_factory=Emulation)
     bundle: str | None = None
     version: str = ""
+    instance: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
