@@ -101,7 +101,7 @@ class Register(Body):
     """A device makes itself known. ``model_ram_bytes`` is its memory budget.
 
     ``instance`` is a random text that a process makes once: so a device that merely reconnected is told from one that
-    began anew and knows nothing of the calls that are under way. Without it each new connection counts as a new process.
+    began anew and knows nothing of the calls under way. Without it each new connection counts as a new process.
     """
 
     method: ClassVar[str] = "device.register"
@@ -188,7 +188,10 @@ class FetchBlob(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class PutBlob(Body):
-    """Append tensor ``chunk`` (uint8) to a blob of ``size`` bytes in all; ``offset`` must be what came so far."""
+    """Append tensor ``chunk`` (uint8) to a blob of ``size`` bytes in all; ``offset`` must be what came so far.
+
+    Where it is not, ``details["received"]`` of the :class:`InvalidInputError` tells from where to go on.
+    """
 
     method: ClassVar[str] = "blob.put"
     sha256: str
