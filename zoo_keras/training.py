@@ -4,7 +4,7 @@ After every epoch the model with the state of its optimizer is written to the wo
 on (seed, number of the epoch) alone, so a resumed run sees the same batches as one that was never interrupted. A
 finished model is rounded to float16, measured on all test images and exported to the assets; its state is removed.
 
-No image of the test set takes part in any choice here: the number of epochs is fixed beforehand and the last one counts.
+No image of the test set takes part in any choice here: the number of epochs is fixed beforehand, the last one counts.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from zoo_keras.tasks import ASSETS, task
 from zoo_keras.weights import load_float16, save_float16
 
 SEED = 1
+STATE_FILE = "state.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,11 @@ class Observer(Protocol):
 def is_trained(task_name: str, model_name: str, *, assets: Path = ASSETS) -> bool:
     """Whether the assets hold this model's weights."""
     return (assets / task_name / "models" / f"{model_name}.json").exists()
+
+
+def is_unfinished(task_name: str, model_name: str, *, work_directory: Path) -> bool:
+    """Whether a training of this model was interrupted after an epoch and can be gone on with."""
+    return (work_directory / task_name / model_name / STATE_FILE).exists()
 
 
 def train(
@@ -118,7 +124,7 @@ class _Run:
         self.classes = classes
         self.reports: list[EpochReport] = []
         self._directory = directory
-        self._state_path = directory / "state.json"
+        self._state_path = directory / STATE_FILE
         self.keras = load_keras()
         self.keras.utils.set_random_seed(SEED)
         self.model = entry.build(classes)
@@ -132,7 +138,7 @@ class _Run:
         steps = -(-len(labels) // self.recipe.batch_size)
         self._seed_dropout(epoch)
         tell = self.keras.callbacks.LambdaCallback(
-            on_train_batch_end=lambda batch, logs: observer.batch_done(
+            on_train_batch_end=lambda batch, **_: observer.batch_done(
                 self.entry.name, epoch=epoch, fraction=(batch + 1) / steps
             )
         )

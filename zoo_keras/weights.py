@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_sdk.errors import IntegrityError, ModelError
+from edge_sdk.errors import ConfigError, IntegrityError, ModelError
 
 
 def save_float16(model: Any, path: Path) -> tuple[int, str]:
@@ -21,17 +21,18 @@ def save_float16(model: Any, path: Path) -> tuple[int, str]:
     """
     arrays = {}
     for variable in model.weights:
+        exact = variable.numpy()
         with np.errstate(over="ignore"):
-            rounded = np.asarray(variable).astype(np.float16)
+            rounded = exact.astype(np.float16)
         if not np.isfinite(rounded).all():
             raise ModelError(
                 f"model {model.name!r}: the weight {variable.path!r} has values that float16 cannot hold "
-                f"(largest magnitude {np.abs(np.asarray(variable)).max()}); the training diverged"
+                f"(largest magnitude {np.abs(exact).max()}); the training diverged"
             )
         arrays[variable.path] = rounded
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part.npz")
-    np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
+    np.savez_compressed(temporary, **arrays)
     content = temporary.read_bytes()
     temporary.replace(path)
     return len(content), hashlib.sha256(content).hexdigest()
@@ -40,10 +41,13 @@ def save_float16(model: Any, path: Path) -> tuple[int, str]:
 def load_float16(model: Any, path: Path, *, sha256: str) -> None:
     """Set the weights of a freshly built `keras.Model` from `path`, cast to the dtype of each variable.
 
-    Raises `IntegrityError` when the file is not the one that `sha256` names, `ModelError` when its arrays are not those
-    of the model.
+    Raises `ConfigError` when the file is missing, `IntegrityError` when it is not the one that `sha256` names,
+    `ModelError` when its arrays are not those of the model.
     """
-    received = hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        received = hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing: install the package again") from None
     if received != sha256:
         raise IntegrityError(
             f"{path}: expected a file of SHA-256 {sha256}, received {received}; install the package again"

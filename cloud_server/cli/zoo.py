@@ -62,7 +62,7 @@ def list_models(as_json: bool) -> None:
 @zoo.command()
 @click.option("--task", "task_name", default="fashion-mnist", show_default=True, help="The task to train for.")
 @click.option("--model", "models", multiple=True, help="A model to train; may be repeated. Default: all of the task.")
-@click.option("--epochs", type=click.IntRange(min=1), help="Train for so many epochs instead of the model's own number.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Train for so many epochs, not for the model's own number.")
 @click.option("--force", is_flag=True, help="Train models that are trained already, and replace their weights.")
 @click.option("--background", is_flag=True, help="Go on in the background; the log is in the work directory.")
 @click.option(
@@ -76,7 +76,7 @@ def train(
     """Train models on the full data set; an interrupted training goes on where it was."""
     import zoo_keras
     from edge_sdk.errors import ConfigError
-    from zoo_keras.training import is_trained
+    from zoo_keras.training import is_trained, is_unfinished
 
     known = zoo_keras.task(task_name).models
     unknown = [name for name in models if name not in known]
@@ -85,7 +85,8 @@ def train(
     work_dir = work_dir or _cache_directory() / "zoo"
     wanted = []
     for name in models or known:
-        if is_trained(task_name, name) and not force:
+        unfinished = is_unfinished(task_name, name, work_directory=work_dir)
+        if is_trained(task_name, name) and not force and not unfinished:
             click.echo(f"{name}: trained already (--force trains it again)", err=True)
         else:
             wanted.append(name)
@@ -98,9 +99,10 @@ def train(
     from zoo_keras import training
     from zoo_keras.data import load_full
     from zoo_keras.samples import SPLITS, ship_samples
+    from zoo_keras.tasks import ASSETS
 
     full = load_full()
-    assets = training.ASSETS / task_name
+    assets = ASSETS / task_name
     if not all((assets / f"{split}.npz").exists() for split in SPLITS):
         ship_samples(full, assets)
     with _observer() as observer:

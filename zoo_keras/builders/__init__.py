@@ -105,6 +105,4 @@ def architecture(name: str) -> Architecture:
     try:
         return ARCHITECTURES[name]
     except KeyError:
-        raise ConfigError(
-            f"the zoo has no model {name!r}; it has: {', '.join(ARCHITECTURES)}", model=name
-        ) from None
+        raise ConfigError(f"the zoo has no model {name!r}; it has: {', '.join(ARCHITECTURES)}", model=name) from None

@@ -1,4 +1,4 @@
-"""MLP-Mixer: fully connected layers in turn across the 49 patches and across the channels; no convolution, no attention.
+"""MLP-Mixer: fully connected layers, in turn across the 49 patches and across the channels; no attention.
 
 Batch normalization stands where the original has layer normalization: at inference it is a fixed scale and offset,
 which quantizes well.
