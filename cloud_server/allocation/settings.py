@@ -60,6 +60,8 @@ class AllocationSettings:
             raise ConfigError(f"at least one round is needed, got {self.max_rounds}")
         if not (math.isfinite(self.device_timeout_s) and self.device_timeout_s > 0):
             raise ConfigError(f"the device timeout must be a positive number of seconds, got {self.device_timeout_s}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"the seed must fit into 64 bits, got {self.seed}")
         _one_of("redraw", self.redraw, REDRAWS)
         _one_of("memory model", self.memory_model, MEMORY_MODELS)
 
