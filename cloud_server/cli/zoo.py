@@ -42,21 +42,23 @@ def list_models(as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("task", "model", "family")
-    for column in ("parameters", "weights kB", "accuracy", "epochs", "s/epoch"):
-        table.add_column(column, justify="right")
-    for info in infos:
-        table.add_row(
-            info.task,
-            info.name,
-            info.family,
-            f"{info.parameters:,}",
-            f"{info.weights_bytes / 1000:,.0f}",
-            f"{info.float_accuracy:.4f}",
-            str(info.epochs),
-            f"{info.seconds_per_epoch:.0f}",
-        )
-    Console().print(table)
+    for task_name in zoo_keras.tasks():
+        table = Table(title=task_name)
+        table.add_column("model", no_wrap=True)
+        table.add_column("family")
+        for column in ("parameters", "weights kB", "accuracy", "epochs"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for info in infos:
+            if info.task == task_name:
+                table.add_row(
+                    info.name,
+                    info.family,
+                    f"{info.parameters:,}",
+                    f"{info.weights_bytes / 1000:,.0f}",
+                    f"{info.float_accuracy:.4f}",
+                    str(info.epochs),
+                )
+        Console().print(table)
 
 
 @zoo.command()
@@ -115,8 +117,8 @@ def _cache_directory() -> Path:
 
 
 def _start_in_background(task_name: str, models: list[str], epochs: int | None, work_dir: Path) -> None:
-    command = [sys.executable, "-m", "cloud_server.cli.zoo", "train", "--task", task_name, "--force"]
-    command += ["--work-dir", str(work_dir)]
+    command = [sys.executable, "-c", "from cloud_server.cli import main; main()", "zoo", "train"]
+    command += ["--task", task_name, "--force", "--work-dir", str(work_dir)]
     for name in models:
         command += ["--model", name]
     if epochs is not None:
@@ -195,7 +197,3 @@ class _Bar(_Lines):
     def batch_done(self, name: str, *, epoch: int, fraction: float) -> None:
         """Move the bar."""
         self._progress.update(self._bar, completed=epoch - 1 + fraction, description=f"{name}, epoch {epoch}")
-
-
-if __name__ == "__main__":
-    zoo()

@@ -195,7 +195,8 @@ class TestCommand:
         result = self._run("train", *wishes, "--background")
         assert "training residual as process 1234" in result.stderr
         assert str(tmp_path / "work" / "train.log") in result.stderr
-        ((_, _, _, _, *arguments),) = started
+        (command,) = started
+        arguments = command[command.index("train") + 1 :]
         asked = zoo_command.train.make_context("train", wishes.copy()).params
         assert zoo_command.train.make_context("train", arguments).params == asked
 
