@@ -1,0 +1,135 @@
+"""``splitfleet serve``: run the cloud server in the foreground."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from cloud_server.cli.allocation_options import MakeSettings, allocation_options, registry_options
+from edge_sdk.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cloud_server.allocation.settings import AllocationSettings
+    from cloud_server.home import Home
+    from cloud_server.server import Server
+
+DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
+_LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://")
+
+
+@click.command()
+@click.option("--bind", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, show_default=True, help="Where to listen.")
+@registry_options
+@click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write endpoint and process id there, as JSON, once the server answers.",
+)
+@click.option("--allocate-task", metavar="TASK", help="Allocate the fleet for this task, beside serving it.")
+@allocation_options
+def serve(
+    bind: str,
+    home: Path | None,
+    registry: str | None,
+    ready_file: Path | None,
+    allocate_task: str | None,
+    settings: MakeSettings,
+) -> None:
+    """Run the cloud server until it is interrupted.
+
+    The options of an allocation, from --devices on, are for --allocate-task.
+    """
+    from cloud_server.home import Home
+
+    wanted = None if allocate_task is None else settings(task=allocate_task)
+    at = Home.at(home)
+    url = registry or at.registry_url
+    with _log_to_stderr() as log:
+        server = _make(bind, at, url)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: server.stop())
+        # After the endpoint is bound: what goes wrong before is told on stderr, which this discards for a while.
+        Thread(target=_preload, name="preload", daemon=True).start()
+        if not bind.startswith(_LOOPBACK):
+            _say(log, f"warning: {bind} is open to others and asks nobody who they are: trusted networks only")
+        if ready_file is not None:
+            _write_ready(ready_file, server.endpoint)
+        _say(log, f"splitfleet serves at {server.endpoint}; stop it with Ctrl-C")
+        if wanted is not None:
+            _allocate_beside(wanted, server.endpoint, url, at)
+        ended = server.run()
+        _say(log, "splitfleet has stopped")
+    if not ended:
+        # A thread in the midst of TensorFlow can neither be stopped nor survive the end of the interpreter.
+        os._exit(0)
+
+
+def _make(bind: str, home: Home, registry_url: str) -> Server:
+    from cloud_server.blob_calls import BlobCalls
+    from cloud_server.engines.tensorflow_engine import TensorFlowEngine
+    from cloud_server.fleet import Fleet
+    from cloud_server.registry import Registry
+    from cloud_server.repository import ArtifactRepository
+    from cloud_server.router import Router
+    from cloud_server.server import Server
+    from cloud_server.tails import TailHost
+
+    registry = Registry(registry_url)
+    repository = ArtifactRepository(home.repository)
+    return Server(
+        Router(bind),
+        fleet=Fleet(),
+        tails=TailHost(repository, home.tails, load_engine=TensorFlowEngine.load),
+        blobs=BlobCalls(repository),
+        registry=registry,
+    )
+
+
+def _preload() -> None:
+    from cloud_server.engines.tensorflow_engine import import_tensorflow
+
+    import_tensorflow()
+
+
+def _allocate_beside(wanted: AllocationSettings, endpoint: str, registry_url: str, home: Home) -> None:
+    """Run the allocation in a thread, through the endpoint like an allocator elsewhere; the server outlives it."""
+
+
+@contextmanager
+def _log_to_stderr() -> Iterator[TextIO]:
+    """The log, on a duplicate of stderr's descriptor: what is written to the descriptor itself may be discarded."""
+    with os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1) as stream:
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
+        for package in ("cloud_server", "edge_sdk"):
+            logging.getLogger(package).setLevel(logging.INFO)
+        try:
+            yield stream
+        finally:
+            logging.getLogger().removeHandler(handler)
+
+
+def _say(log: TextIO, line: str) -> None:
+    print(line, file=log, flush=True)
+
+
+def _write_ready(path: Path, endpoint: str) -> None:
+    import json
+
+    # Whoever waits for the file finds it complete.
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        written.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid()}))
+        written.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--ready-file {path}: cannot be written ({error.strerror})") from None

@@ -1,0 +1,115 @@
+"""The reference engine: TensorFlow runs the SavedModel of a bundle's tail, on a GPU where there is one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, Self
+
+import numpy.typing as npt
+
+from cloud_server.engines.base import Arrays, TailEngine
+from edge_sdk.bundle import Bundle
+from edge_sdk.errors import BundleError
+
+_SIGNATURE = "serving_default"
+# The graph is traced and optimised over the first calls.
+_WARM_RUNS = 3
+# A batch of a few samples does not keep more threads busy than this.
+_MOST_THREADS = 8
+_importing = Lock()
+
+
+def import_tensorflow() -> Any:
+    """The module ``tensorflow``, with its threads limited to the cores of this process, and quiet.
+
+    The first call takes seconds. What anything writes to file descriptor 2 meanwhile is lost: TensorFlow's libraries
+    write there before they can be told not to. A log that must not be lost goes to a duplicate of that descriptor.
+    """
+    with _importing:
+        if "tensorflow" in sys.modules:
+            return sys.modules["tensorflow"]
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        with _stderr_discarded():
+            import tensorflow
+
+            # Too late only where the program has used TensorFlow before, and then its choice stands.
+            with suppress(RuntimeError):
+                tensorflow.config.threading.set_intra_op_parallelism_threads(
+                    min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+                )
+                tensorflow.config.threading.set_inter_op_parallelism_threads(1)
+            tensorflow.constant(0)  # The first tensor makes TensorFlow look for devices, which it comments on as well.
+        return tensorflow
+
+
+class TensorFlowEngine(TailEngine):
+    """``tail/`` of a bundle, through its signature ``serving_default``."""
+
+    name = "tensorflow"
+
+    def __init__(self, tensorflow: Any, model: Any, call: Any) -> None:
+        self._tensorflow = tensorflow
+        # A signature does not keep the variables of its model alive.
+        self._model = model
+        self._call = call
+
+    @classmethod
+    def load(cls, bundle: Bundle) -> Self:
+        tensorflow = import_tensorflow()
+        model = _load(tensorflow, bundle.tail_path)
+        call = model.signatures.get(_SIGNATURE)
+        if call is None:
+            raise BundleError(
+                f"{bundle.tail_path}: the SavedModel has no signature {_SIGNATURE!r}, only {sorted(model.signatures)}"
+            )
+        inputs = set(call.structured_input_signature[1])
+        expected = {spec.name for spec in bundle.manifest.crossing}
+        if inputs != expected:
+            raise BundleError(
+                f"{bundle.tail_path}: the SavedModel takes {sorted(inputs)}, the manifest's features are "
+                f"{sorted(expected)}"
+            )
+        return cls(tensorflow, model, call)
+
+    def warm(self, features: Arrays) -> None:
+        for _ in range(_WARM_RUNS):
+            self.run(features)
+
+    def run(self, features: Arrays) -> dict[str, npt.NDArray[Any]]:
+        constant = self._tensorflow.constant
+        outputs = self._call(**{name: constant(array) for name, array in features.items()})
+        return {name: tensor.numpy() for name, tensor in outputs.items()}
+
+    def close(self) -> None:
+        self._call = self._model = None
+        # Functions and variables of TensorFlow refer to each other in circles.
+        gc.collect()
+
+
+def _load(tensorflow: Any, path: Path) -> Any:
+    try:
+        return tensorflow.saved_model.load(str(path))
+    except (OSError, ValueError, KeyError, tensorflow.errors.OpError) as error:
+        reason = str(error).partition("\n")[0]
+        raise BundleError(f"{path}: TensorFlow cannot load this SavedModel: {reason}; build the bundle again") from None
+
+
+@contextmanager
+def _stderr_discarded() -> Iterator[None]:
+    """Discard what is written to file descriptor 2 by C++ code, which knows nothing of ``sys.stderr``."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)

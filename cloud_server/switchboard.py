@@ -1,0 +1,143 @@
+"""Requests and their ends: what came in over the ROUTER, what goes back, and the way there through other threads.
+
+Unless a method says otherwise, it belongs to the I/O thread. Each request that began ends exactly once: with an
+answer or a typed error, by its budget at the latest. What has no addressee is counted in :attr:`Switchboard.dropped`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from cloud_server.lanes import Lane
+from cloud_server.ledger import Ledger, Request
+from cloud_server.mailbox import Mailbox
+from cloud_server.router import Delivery, Router
+from edge_sdk.errors import (
+    DeadlineExceededError,
+    ProtocolError,
+    RemoteInternalError,
+    SplitfleetError,
+    to_wire,
+)
+from edge_sdk.wire import Message, MessageType, Tensor
+
+_LOG = logging.getLogger(__name__)
+# Leaves room for the rest in a header of 16 KiB, whatever the text is encoded to.
+_MAX_MESSAGE_CHARS = 2000
+
+T = TypeVar("T")
+
+
+class Switchboard:
+    """The requests under way on ``router``."""
+
+    def __init__(self, router: Router, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._router = router
+        self._ledger = Ledger()
+        self.clock = clock
+        self.mailbox = Mailbox()
+        self.dropped: Counter[str] = Counter()
+
+    @property
+    def under_way(self) -> int:
+        """How many requests have no end yet."""
+        return len(self._ledger)
+
+    def next_deadline(self) -> float | None:
+        return self._ledger.next_deadline()
+
+    def begin(self, peer: bytes, message: Message) -> Request | None:
+        """The request that ``message`` opens; ``None``, and counted, when its id is under way already."""
+        request = self._ledger.begin(peer, message, self.clock())
+        if request is None:
+            self.dropped["requests with an id that is under way"] += 1
+        return request
+
+    def reply(self, request: Request, body: dict[str, Any], tensors: Sequence[Tensor] = ()) -> None:
+        """End a CALL with its result."""
+        self.end(request, Message(type=MessageType.REPLY, request_id=request.id, body=body, tensors=tuple(tensors)))
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """End a request with an error; one that nobody foresaw is logged."""
+        if not isinstance(error, SplitfleetError):
+            _LOG.error("%s failed unexpectedly", request.method, exc_info=error)
+        self.end(request, error_message(request.id, error))
+
+    def fail_all(self, error: SplitfleetError) -> None:
+        """End all requests with ``error``."""
+        for request in self._ledger:
+            self.fail(request, error)
+
+    def end(self, request: Request, message: Message) -> None:
+        """Send the end of a request, unless it had one; ``message`` bears the request's id."""
+        if not self._ledger.end(request):
+            self.dropped["late outcomes"] += 1
+            return
+        try:
+            self.send(request.peer, message)
+        except ProtocolError as error:
+            # The wire format cannot carry this answer; without a word the peer would wait for it.
+            _LOG.error("the answer to %s cannot be sent: %s", request.method, error)
+            self.send(request.peer, error_message(request.id, RemoteInternalError(f"no answer: {error.message}")))
+
+    def send(self, peer: bytes, message: Message) -> Delivery:
+        """Send a message without waiting; one that cannot be delivered is counted."""
+        delivery = self._router.send(peer, message)
+        if delivery is not Delivery.SENT:
+            self.dropped[f"messages to peers that are {delivery.value}"] += 1
+        return delivery
+
+    def expire(self) -> None:
+        """End the requests whose budget ran out."""
+        for request in self._ledger.expired(self.clock()):
+            self.fail(request, too_late(request))
+
+    def must_be_open(self, request: Request) -> None:
+        """Raises :class:`DeadlineExceededError` for a request that nobody waits for. May be asked from any thread."""
+        if request.is_over(self.clock()):
+            raise too_late(request)
+
+    def work(self, lane: Lane, request: Request, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Run ``work`` in ``lane`` unless the request is over by then, and ``then`` with its result in this thread.
+
+        An exception of either becomes the request's end. Raises :class:`OverloadedError` when the lane is full.
+        """
+
+        def guarded() -> T:
+            self.must_be_open(request)
+            return work()
+
+        lane.submit(guarded, partial(self.come_back, request, then))
+
+    def come_back(self, request: Request, then: Callable[[T], None], outcome: T | Exception) -> None:
+        """From any thread: go on in the I/O thread with ``then``, or fail where the outcome is an exception."""
+        self.mailbox.post(partial(self._resume, request, then, outcome))
+
+    def _resume(self, request: Request, then: Callable[[T], None], outcome: T | Exception) -> None:
+        try:
+            if isinstance(outcome, Exception):
+                self.fail(request, outcome)
+            else:
+                then(outcome)
+        except Exception as error:
+            self.fail(request, error)
+
+
+def error_message(request_id: int, error: Exception) -> Message:
+    """An ERROR that surely fits: details that do not are left out."""
+    body = to_wire(error)
+    body["message"] = body["message"][:_MAX_MESSAGE_CHARS]
+    if len(repr(body["details"])) > _MAX_MESSAGE_CHARS:
+        body["details"] = {}
+    return Message(type=MessageType.ERROR, request_id=request_id, body=body)
+
+
+def too_late(request: Request) -> DeadlineExceededError:
+    """The end of a request that nobody waits for any more."""
+    budget_s = (request.deadline or request.received_at) - request.received_at
+    return DeadlineExceededError(f"{request.method}: its time budget of {budget_s * 1000:.0f} ms ran out")

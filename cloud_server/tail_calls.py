@@ -1,0 +1,99 @@
+"""INFER, ``tail.load`` and ``tail.unload``, in the I/O thread; the work is done by :mod:`cloud_server.tails`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from cloud_server.lanes import Lane
+from cloud_server.ledger import Request
+from cloud_server.switchboard import Switchboard
+from cloud_server.tails import Result, TailHost
+from edge_sdk.errors import InvalidInputError
+from edge_sdk.protocol import LoadTail, UnloadTail
+from edge_sdk.wire import Message, MessageType
+
+_LOG = logging.getLogger(__name__)
+
+Handler = Callable[[Request, Message], None]
+
+
+class TailCalls:
+    """What is asked of tails."""
+
+    def __init__(self, switchboard: Switchboard, tails: TailHost) -> None:
+        self._switchboard = switchboard
+        self._tails = tails
+        # One thread: loading takes all cores anyway.
+        self._loading = Lane("loading of tails", capacity=64)
+
+    @property
+    def methods(self) -> Mapping[str, Handler]:
+        return {LoadTail.method: self._load, UnloadTail.method: self._unload}
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return (self._loading,)
+
+    def load_at_start(self, active_bundles: Callable[[], Sequence[str]]) -> None:
+        """Load the tails of all ``active_bundles`` in the background; what fails is logged."""
+
+        def load_all() -> None:
+            for digest in active_bundles():
+                try:
+                    if self._tails.has_tail(digest):
+                        self._tails.load(digest)
+                        _LOG.info("the tail of bundle %s is ready", digest)
+                except Exception as error:
+                    _LOG.error("the tail of bundle %s of an accepted allocation is not served: %s", digest, error)
+
+        self._loading.submit(load_all, _log_failure)
+
+    def infer(self, request: Request, message: Message) -> None:
+        """Have a tail run the features of an INFER; the RESULT is sent when it has."""
+        digest = message.bundle
+        if digest is None:
+            raise InvalidInputError("INFER needs the digest of a bundle in header key 'bundle'")
+        self._tails.submit(
+            digest,
+            message.tensors,
+            begin=partial(self._switchboard.must_be_open, request),
+            done=partial(self._switchboard.come_back, request, partial(self._send_result, request, digest)),
+        )
+
+    def _send_result(self, request: Request, digest: str, outputs: Result) -> None:
+        dwell_s = self._switchboard.clock() - request.received_at
+        self._switchboard.end(
+            request,
+            Message(
+                type=MessageType.RESULT,
+                request_id=request.id,
+                bundle=digest,
+                body={"cloud_s": dwell_s},
+                tensors=outputs,
+            ),
+        )
+
+    def _load(self, request: Request, message: Message) -> None:
+        digest = LoadTail.from_body(message.body).bundle
+        began = time.perf_counter()
+
+        def loaded(engine: str) -> None:
+            self._switchboard.reply(request, {"load_s": time.perf_counter() - began, "engine": engine})
+
+        self._switchboard.work(self._loading, request, partial(self._tails.load, digest), loaded)
+
+    def _unload(self, request: Request, message: Message) -> None:
+        digest = UnloadTail.from_body(message.body).bundle
+
+        def unloaded(was_loaded: bool) -> None:
+            self._switchboard.reply(request, {"unloaded": was_loaded})
+
+        self._switchboard.work(self._loading, request, partial(self._tails.unload, digest), unloaded)
+
+
+def _log_failure(outcome: object) -> None:
+    if isinstance(outcome, Exception):
+        _LOG.error("the tails of accepted allocations are not loaded: %s", outcome)
