@@ -1,0 +1,159 @@
+"""A bundle, built: the head's file, the tail's files and the manifest that describes both.
+
+Whether it was built before is :mod:`converters.cache`'s matter, in which process :mod:`converters.workshop`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from converters.calibration import Calibration
+from converters.flatten import FlatModel
+from converters.head import Head, input_keys, write_head
+from converters.memory import operation_memory
+from converters.quantization import Quantization, int8_of_range
+from converters.split import Split, split
+from converters.tail import write_tail
+from converters.versions import versions
+from edge_sdk.bundle import Bundle, file_sha256
+from edge_sdk.manifest import (
+    HEAD_FILE,
+    MANIFEST_FILE,
+    TAIL_DIR,
+    CrossingSpec,
+    Cut,
+    FileEntry,
+    InputSpec,
+    Manifest,
+    ModelRef,
+    OutputSpec,
+    SelfCheck,
+)
+from edge_sdk.runtime import Interpreter
+from edge_sdk.self_check import observe, self_check_inputs
+
+SELF_CHECK_SEED = 1
+INPUT_CUT_NAME = "input"
+
+
+def build_bundle(
+    flat: FlatModel, k: int, calibration: Calibration, *, task: str, model: ModelRef, folder: Path
+) -> Bundle:
+    """Build the bundle of ``flat`` cut after operation ``k`` in the empty ``folder``.
+
+    ``k == 0`` makes a cloud-only one, ``k == n`` an edge-only one. Raises :class:`IllegalCutError`,
+    :class:`ConversionError`.
+    """
+    graph = flat.graph
+    halves = split(flat, k)
+    head = _head(halves, calibration, folder / HEAD_FILE)
+    inputs = _inputs(flat, head, calibration)
+    crossing = _crossing(halves, flat, inputs, head)
+    if halves.tail is not None:
+        write_tail(halves.tail, crossing, _output_keys(halves.tail_outputs), folder / TAIL_DIR)
+    manifest = Manifest(
+        task=task,
+        model=model,
+        cut=Cut(k=k, n=graph.n, name=graph.operations[k - 1].name if k else INPUT_CUT_NAME),
+        precision="int8",
+        inputs=inputs,
+        crossing=crossing,
+        outputs=_outputs(halves, flat, head),
+        files=_files(folder),
+        self_check=None if head is None else _self_check(folder / HEAD_FILE, inputs),
+        cumulative_bytes=operation_memory(graph)[k - 1].cumulative_bytes if k else 0,
+        versions=versions(),
+    )
+    (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
+    return Bundle.open(folder)
+
+
+def _head(halves: Split, calibration: Calibration, path: Path) -> Head | None:
+    if halves.head is None:
+        return None
+    features = tuple(f"feature_{number}" for number in range(len(halves.crossing)))
+    return write_head(halves.head, features + _output_keys(halves.head_outputs), calibration, path)
+
+
+def _output_keys(places: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"output_{place}" for place in places)
+
+
+def _inputs(flat: FlatModel, head: Head | None, calibration: Calibration) -> tuple[InputSpec, ...]:
+    """As the head takes them; without a head as the raw input travels: int8 where it is a floating-point number."""
+    specs = []
+    for position, key, samples in zip(
+        flat.graph.inputs, input_keys(len(flat.graph.inputs)), calibration.inputs, strict=True
+    ):
+        tensor = flat.graph.tensors[position]
+        if head is not None:
+            quantization = head.inputs[key]
+        else:
+            quantization = int8_of_range(samples) if tensor.is_float else Quantization(dtype=tensor.dtype)
+        specs.append(
+            InputSpec(
+                name=tensor.name,
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                scale=quantization.scale,
+                zero_point=quantization.zero_point,
+            )
+        )
+    return tuple(specs)
+
+
+def _crossing(
+    halves: Split, flat: FlatModel, inputs: tuple[InputSpec, ...], head: Head | None
+) -> tuple[CrossingSpec, ...]:
+    specs = []
+    for number, position in enumerate(halves.crossing if halves.tail is not None else ()):
+        tensor = flat.graph.tensors[position]
+        name = f"feature_{number}"
+        if head is not None:
+            sent = head.outputs[name]
+        else:
+            spec = inputs[number]
+            dtype = spec.dtype if spec.scale is None else "int8"
+            sent = Quantization(dtype=dtype, scale=spec.scale, zero_point=spec.zero_point)
+        specs.append(
+            CrossingSpec(
+                name=name,
+                source=tensor.source,
+                shape=tensor.shape,
+                dtype=sent.dtype,
+                scale=sent.scale,
+                zero_point=sent.zero_point,
+            )
+        )
+    return tuple(specs)
+
+
+def _outputs(halves: Split, flat: FlatModel, head: Head | None) -> tuple[OutputSpec, ...]:
+    specs = []
+    for place, (position, name) in enumerate(zip(flat.graph.outputs, flat.graph.output_names, strict=True)):
+        in_head = head is not None and place in halves.head_outputs
+        sent = head.outputs[f"output_{place}"] if head is not None and in_head else Quantization(dtype="float32")
+        specs.append(
+            OutputSpec(
+                name=name,
+                side="head" if in_head else "tail",
+                shape=flat.graph.tensors[position].shape,
+                dtype="float32",
+                scale=sent.scale,
+                zero_point=sent.zero_point,
+            )
+        )
+    return tuple(specs)
+
+
+def _files(folder: Path) -> tuple[FileEntry, ...]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return tuple(
+        FileEntry(path=path.relative_to(folder).as_posix(), sha256=file_sha256(path), size_bytes=path.stat().st_size)
+        for path in paths
+    )
+
+
+def _self_check(path: Path, inputs: tuple[InputSpec, ...]) -> SelfCheck:
+    outputs = Interpreter(path).run(self_check_inputs(inputs, SELF_CHECK_SEED))
+    return SelfCheck(seed=SELF_CHECK_SEED, expected=observe(outputs))

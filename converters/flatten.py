@@ -1,0 +1,314 @@
+"""A Keras model, flattened: its plain graph, and for each operation the Keras call to repeat.
+
+Keras keeps a graph of *nodes*, one for each call of a layer or operation. A model that is used as a layer is one node;
+here its own nodes stand in its place, so that it can be cut inside. Nothing is copied and nothing is added to the
+model: the steps call the very layers of the model, with their weights.
+
+Order: an operation's depth is its longest way to an output of its model; the deepest come first, as in Keras, and among
+equals the one that is found first on the way from the outputs back. A nested model stands as a whole where it is
+called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from converters.graph import Graph, Operation, TensorInfo
+from converters.keras_backend import load_keras
+from edge_sdk.errors import UnsupportedModelError
+from edge_sdk.wire import DTYPES, MAX_RANK
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Step:
+    """How to run one operation: ``call(args, kwargs)`` on the arguments that Keras recorded.
+
+    ``bound`` pairs each symbolic tensor of the arguments with the tensor position that takes its place.
+    """
+
+    layer: Any
+    arguments: Any
+    bound: tuple[tuple[int, int], ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FlatModel:
+    """``steps`` are parallel to ``graph.operations``. ``model`` is what was flattened; it owns the layers."""
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    model: Any
+
+
+def flatten(model: Any) -> FlatModel:
+    """The flat form of a built Functional or Sequential ``keras.Model``.
+
+    Raises :class:`UnsupportedModelError` for a model without a graph, and for one that holds what cannot be split; it
+    names the culprit.
+    """
+    inputs, outputs = _graph_ends(model, f"model {getattr(model, 'name', model)!r}")
+    builder = _Builder(name=model.name, batches={tensor.shape[0] for tensor in inputs if tensor.shape})
+    names = _end_names(getattr(model, "_inputs_struct", inputs), inputs)
+    output_names = _end_names(getattr(model, "_outputs_struct", outputs), outputs)
+    scope = {id(tensor): builder.add_input(tensor, name) for tensor, name in zip(inputs, names, strict=True)}
+    builder.walk(inputs, outputs, scope, prefix="")
+    positions = tuple(scope[id(tensor)] for tensor in outputs)
+    for position, name in zip(positions, output_names, strict=True):
+        if position < len(inputs):
+            raise UnsupportedModelError(f"model {model.name!r}: its output {name!r} is its raw input, unchanged")
+    graph = Graph(
+        name=model.name,
+        tensors=tuple(builder.tensors),
+        inputs=tuple(range(len(inputs))),
+        operations=tuple(builder.operations),
+        outputs=positions,
+        output_names=output_names,
+    )
+    if not graph.n:
+        raise UnsupportedModelError(f"model {model.name!r} has no operations")
+    return FlatModel(graph=graph, steps=tuple(builder.steps), model=model)
+
+
+class _Builder:
+    """Collects tensors, operations and steps while a model and those nested in it are walked."""
+
+    def __init__(self, *, name: str, batches: set[int | None]) -> None:
+        self.name = name
+        self.tensors: list[TensorInfo] = []
+        self.operations: list[Operation] = []
+        self.steps: list[Step] = []
+        self._batches = batches
+        self._layers: dict[int, int] = {}
+        self._calls: dict[str, int] = {}
+
+    def add_input(self, tensor: Any, name: str) -> int:
+        return self._add_tensor(tensor, name, name)
+
+    def walk(self, inputs: Sequence[Any], outputs: Sequence[Any], scope: dict[int, int], prefix: str) -> None:
+        """Add the operations between ``inputs`` and ``outputs``; ``scope`` maps symbolic tensors to positions."""
+        for node in _ordered_nodes(inputs, outputs):
+            operation = node.operation
+            where = f"model {self.name!r}: operation {prefix + operation.name!r}"
+            if _is_graph_model(operation):
+                self._walk_nested(node, scope, prefix + operation.name + "/", where)
+            else:
+                bound = tuple((id(tensor), scope[id(tensor)]) for tensor in node.input_tensors)
+                self._add_step(operation, node.arguments, bound, node.outputs, scope, prefix + operation.name, where)
+
+    def _walk_nested(self, node: Any, scope: dict[int, int], prefix: str, where: str) -> None:
+        inner_inputs, inner_outputs = _graph_ends(node.operation, where)
+        inner: dict[int, int] = {}
+        for outer, tensor in zip(_nested_arguments(node, inner_inputs, where), inner_inputs, strict=True):
+            if tuple(outer.shape[1:]) != tuple(tensor.shape[1:]):
+                raise UnsupportedModelError(
+                    f"{where}: the nested model is called on shape {tuple(outer.shape)} and was built for "
+                    f"{tuple(tensor.shape)}; build it for the shape that it is called on"
+                )
+            position = scope[id(outer)]
+            if outer.dtype != tensor.dtype:
+                position = self._add_cast(position, outer, tensor, f"{prefix}{tensor.name}", where)
+            inner[id(tensor)] = position
+        self.walk(inner_inputs, inner_outputs, inner, prefix)
+        for outer, tensor in zip(node.outputs, inner_outputs, strict=True):
+            scope[id(outer)] = inner[id(tensor)]
+
+    def _add_cast(self, position: int, outer: Any, tensor: Any, name: str, where: str) -> int:
+        """Keras casts what a nested model is called on to the dtype of its input."""
+        keras = load_keras()
+        cast = _Cast(keras.ops.cast, tensor.dtype)
+        inner: dict[int, int] = {}
+        self._add_step(cast, _Positional(outer), ((id(outer), position),), (tensor,), inner, f"{name}/cast", where)
+        return inner[id(tensor)]
+
+    def _add_step(
+        self,
+        layer: Any,
+        arguments: Any,
+        bound: tuple[tuple[int, int], ...],
+        outputs: Sequence[Any],
+        scope: dict[int, int],
+        name: str,
+        where: str,
+    ) -> None:
+        calls = self._calls[name] = self._calls.get(name, 0) + 1
+        if calls > 1:
+            name = f"{name}#{calls}"
+        made = []
+        for number, tensor in enumerate(outputs):
+            label = name if len(outputs) == 1 else f"{name}:{number}"
+            scope[id(tensor)] = self._add_tensor(tensor, label, name, where)
+            made.append(scope[id(tensor)])
+        self.operations.append(
+            Operation(
+                name=name,
+                kind=type(layer).__name__.removeprefix("_"),
+                layer=self._layers.setdefault(id(layer), len(self._layers)),
+                parameters=sum(_size(variable) for variable in getattr(layer, "weights", ())),
+                inputs=tuple(position for _, position in bound),
+                outputs=tuple(made),
+            )
+        )
+        self.steps.append(Step(layer=layer, arguments=arguments, bound=bound, outputs=tuple(made)))
+
+    def _add_tensor(self, tensor: Any, name: str, source: str, where: str = "") -> int:
+        where = where or f"model {self.name!r}: input {name!r}"
+        if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
+            raise UnsupportedModelError(f"{where}: {name!r} is a sparse or ragged tensor; only dense ones can be split")
+        batched = bool(tensor.shape) and tensor.shape[0] in self._batches
+        shape = tuple(tensor.shape[1:] if batched else tensor.shape)
+        if any(axis is None for axis in shape):
+            raise UnsupportedModelError(
+                f"{where}: {name!r} has free dimensions: {tuple(tensor.shape)}; only the batch axis may be free, "
+                "so give the model a fixed input shape"
+            )
+        if tensor.dtype not in DTYPES and tensor.dtype != "bfloat16":
+            raise UnsupportedModelError(
+                f"{where}: {name!r} has dtype {tensor.dtype}; expected bfloat16 or one of {', '.join(DTYPES)}"
+            )
+        if len(shape) >= MAX_RANK:
+            raise UnsupportedModelError(f"{where}: {name!r} has rank {len(shape) + 1}; at most {MAX_RANK} is supported")
+        self.tensors.append(TensorInfo(name=name, source=source, shape=shape, dtype=tensor.dtype, batched=batched))
+        return len(self.tensors) - 1
+
+
+@dataclass(frozen=True)
+class _Cast:
+    """An operation that Keras does without recording it."""
+
+    cast: Callable[[Any, str], Any]
+    dtype: str
+
+    def __call__(self, value: Any) -> Any:
+        return self.cast(value, self.dtype)
+
+    def get_config(self) -> dict[str, str]:
+        return {"dtype": self.dtype}
+
+
+@dataclass(frozen=True)
+class _Positional:
+    """Recorded arguments of one tensor and nothing else, with the interface of those that Keras records."""
+
+    tensor: Any
+
+    def fill_in(self, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (values[id(self.tensor)],), {}
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return (self.tensor,)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return {}
+
+
+def _is_graph_model(operation: Any) -> bool:
+    """Whether this is a model whose call is to run its graph: a Functional or Sequential that overrides nothing."""
+    keras = load_keras()
+    known = isinstance(operation, (keras.Function, keras.Sequential))
+    return known and type(operation).call.__module__.startswith("keras.")
+
+
+def _graph_ends(model: Any, where: str) -> tuple[list[Any], list[Any]]:
+    """The symbolic inputs and outputs of a model with a graph; :class:`UnsupportedModelError` where it has none."""
+    keras = load_keras()
+    if not _is_graph_model(model):
+        kind = type(model).__name__
+        if not isinstance(model, keras.Model):
+            raise UnsupportedModelError(f"{where}: expected a keras.Model, got {kind}")
+        raise UnsupportedModelError(
+            f"{where} is a subclassed model ({kind}) whose call() is plain Python, so it has no graph to cut; "
+            "build it as a Functional or Sequential model"
+        )
+    try:
+        inputs, outputs = list(model.inputs), list(model.outputs)
+    except AttributeError:
+        raise UnsupportedModelError(
+            f"{where} is a Sequential model that was never built; begin it with keras.Input(shape)"
+        ) from None
+    return inputs, outputs
+
+
+def _nested_arguments(node: Any, inner_inputs: Sequence[Any], where: str) -> list[Any]:
+    """The symbolic tensors that a nested model is called on, in the order of its inputs."""
+    keras = load_keras()
+    args, kwargs = node.arguments.args, dict(node.arguments.kwargs)
+    value = args[0] if args else kwargs.pop("inputs", None)
+    if isinstance(value, dict) and not isinstance(getattr(node.operation, "_inputs_struct", None), dict):
+        value = [value.get(tensor.name) for tensor in inner_inputs]
+    flat: list[Any] = keras.tree.flatten(value)
+    if any(keras.tree.flatten(entry) != [None] for name, entry in kwargs.items() if name == "mask"):
+        raise UnsupportedModelError(f"{where}: the nested model is called with a mask; call it without one")
+    if len(flat) != len(inner_inputs) or not all(isinstance(tensor, keras.KerasTensor) for tensor in flat):
+        raise UnsupportedModelError(
+            f"{where}: the nested model takes {len(inner_inputs)} tensors of the outer one, got {value!r}"
+        )
+    return flat
+
+
+def _end_names(structure: Any, tensors: Sequence[Any]) -> tuple[str, ...]:
+    """Names of a model's inputs or outputs: the keys of a flat dict, else the operations that make them."""
+    if isinstance(structure, dict) and len(structure) == len(tensors):
+        keys = {id(tensor): str(key) for key, tensor in structure.items()}
+        if all(id(tensor) in keys for tensor in tensors):
+            return tuple(keys[id(tensor)] for tensor in tensors)
+    names = [tensor._keras_history.operation.name for tensor in tensors]
+    if len(set(names)) != len(names):
+        names = [f"{name}_{number}" for number, name in enumerate(names)]
+    return tuple(names)
+
+
+def _ordered_nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """The nodes between ``inputs`` and ``outputs`` in topological order, see the module's docstring."""
+    found = _found_backwards(inputs, outputs)
+    places = {id(node): place for place, node in enumerate(found)}
+    depths = [0] * len(found)
+    for place in range(len(found) - 1, -1, -1):
+        for parent in found[place].parent_nodes:
+            if (above := places.get(id(parent))) is not None:
+                depths[above] = max(depths[above], depths[place] + 1)
+    return [found[place] for place in sorted(range(len(found)), key=lambda place: (-depths[place], place))]
+
+
+def _found_backwards(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """The nodes that ``outputs`` need, each after those it needs itself, found depth first."""
+    ends = {id(tensor) for tensor in inputs}
+    found: list[Any] = []
+    seen: set[int] = set()
+
+    def unseen(tensors: Iterable[Any]) -> Iterator[Any]:
+        for tensor in tensors:
+            node = _node_of(tensor)
+            if id(tensor) not in ends and id(node) not in seen:
+                seen.add(id(node))
+                yield node
+
+    # An explicit stack: models may be deeper than Python's recursion limit.
+    stack: list[tuple[Any, Iterator[Any]]] = []
+    for root in unseen(outputs):
+        stack.append((root, unseen(root.input_tensors)))
+        while stack:
+            node, needed = stack[-1]
+            child = next(needed, None)
+            if child is None:
+                found.append(node)
+                stack.pop()
+            else:
+                stack.append((child, unseen(child.input_tensors)))
+    return found
+
+
+def _node_of(tensor: Any) -> Any:
+    history = tensor._keras_history
+    return history.operation._inbound_nodes[history.node_index]
+
+
+def _size(variable: Any) -> int:
+    size = 1
+    for axis in variable.shape:
+        size *= int(axis)
+    return size

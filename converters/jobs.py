@@ -1,0 +1,57 @@
+"""What a worker process does: load a model, outline it, build a bundle of it, each only if it was not done before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from converters.cache import Cache, Known, bundle_key
+from converters.recipe import Recipe
+from edge_sdk.errors import ModelError, SplitfleetError
+from edge_sdk.manifest import ModelRef
+
+PRECISION = "int8"
+
+
+def outline(cache: Cache, recipe: Recipe) -> Known:
+    """What a recipe holds. Raises :class:`SplitfleetError`."""
+    return _Loaded(cache, recipe).known
+
+
+def build(cache: Cache, recipe: Recipe, k: int) -> Path:
+    """The folder of the bundle of a recipe's model cut after operation ``k``. Raises :class:`SplitfleetError`."""
+    from converters.bundles import build_bundle
+
+    loaded = _Loaded(cache, recipe)
+    model = ModelRef(name=recipe.model_name, sha256=loaded.known.outline.model_sha256)
+    return cache.make_bundle(
+        bundle_key(recipe, loaded.known, k, PRECISION),
+        lambda folder: build_bundle(loaded.flat, k, loaded.calibration, task=recipe.task, model=model, folder=folder),
+    )
+
+
+class _Loaded:
+    """A recipe's model and calibration data, and the hashes of both."""
+
+    def __init__(self, cache: Cache, recipe: Recipe) -> None:
+        from converters.calibration import Calibration
+        from converters.flatten import flatten
+        from converters.keras_backend import load_keras
+        from converters.model_hash import model_sha256
+        from converters.outline import Outline
+
+        # Keras numbers unnamed layers per process; begun anew, a model has the same names whatever was loaded before.
+        load_keras().backend.clear_session()
+        try:
+            model, samples = recipe.load(), recipe.calibration()
+        except SplitfleetError:
+            raise
+        except Exception as error:  # whatever the recipe's functions raise
+            raise ModelError(
+                f"model {recipe.model_name!r} or its calibration data cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+        self.flat = flatten(model)
+        self.calibration = Calibration.of(self.flat.graph, samples)
+        self.known = Known(
+            outline=Outline.of(self.flat.graph, model_sha256(self.flat)), calibration_sha256=self.calibration.sha256
+        )
+        cache.remember(recipe, self.known)

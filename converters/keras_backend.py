@@ -1,0 +1,40 @@
+"""Keras on TensorFlow: the one place that imports them, and what of them is not public but needed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from edge_sdk.errors import ConfigError
+
+
+def load_keras() -> Any:
+    """The module ``keras``. The first call in a process takes seconds: call it inside functions only."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigError(
+            f"Keras runs on the backend {keras.backend.backend()!r}, splitting needs 'tensorflow': "
+            "unset KERAS_BACKEND, and the backend in ~/.keras/keras.json"
+        )
+    return keras
+
+
+def load_tensorflow() -> Any:
+    """The module ``tensorflow``."""
+    load_keras()
+    import tensorflow
+
+    return tensorflow
+
+
+def freeze(function: Any) -> Any:
+    """A TensorFlow ``ConcreteFunction`` without variables: the same function with their values as constants.
+
+    Its flat outputs are in the order of those of ``function``.
+    """
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    return convert_variables_to_constants_v2(function)

@@ -1,0 +1,43 @@
+"""The tail as files: a half of a model becomes a SavedModel that takes the features as they travel.
+
+Its one signature ``serving_default`` takes ``feature_0…`` of shape (batch, *shape), turns int8 into real numbers inside
+the graph, and returns float32. The weights are constants of the graph: it loads without restoring variables, and
+TensorFlow folds what it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from converters.keras_backend import freeze, load_tensorflow
+from converters.split import Half
+from edge_sdk.manifest import CrossingSpec
+from edge_sdk.runtime import SIGNATURE
+
+
+def write_tail(half: Half, crossing: Sequence[CrossingSpec], keys: Sequence[str], folder: Path) -> None:
+    """Write ``half`` as a SavedModel into ``folder``. ``crossing`` describes its inputs, ``keys`` name its outputs."""
+    tensorflow = load_tensorflow()
+    signature = [tensorflow.TensorSpec((None, *spec.shape), spec.dtype, name=spec.name) for spec in crossing]
+    real = half.tensors(half.inputs)
+
+    def run(*features: Any) -> list[Any]:
+        values = [
+            tensorflow.cast(_dequantized(feature, spec), tensor.dtype)
+            for feature, spec, tensor in zip(features, crossing, real, strict=True)
+        ]
+        return [tensorflow.cast(output, tensorflow.float32) for output in half(values)]
+
+    frozen = freeze(tensorflow.function(run, signature).get_concrete_function())
+    module = tensorflow.Module()
+    module.run = tensorflow.function(lambda *values: dict(zip(keys, frozen(*values), strict=True)), signature)
+    tensorflow.saved_model.save(module, str(folder), {SIGNATURE: module.run.get_concrete_function()})
+
+
+def _dequantized(feature: Any, spec: CrossingSpec) -> Any:
+    if spec.scale is None or spec.zero_point is None:
+        return feature
+    tensorflow = load_tensorflow()
+    return (tensorflow.cast(feature, tensorflow.float32) - float(spec.zero_point)) * spec.scale

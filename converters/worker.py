@@ -1,0 +1,157 @@
+"""A worker: one process that runs jobs one after another, silently, and whose death is an error and not a hang.
+
+TensorFlow's converter prints pages from C++, past Python's ``sys.stdout``, so the process sends its file descriptors 1
+and 2 to a temporary file. The end of that file is told when a job fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+from edge_sdk.errors import ConversionError, SplitfleetError
+
+LOG_CHARS = 2000
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Worker:
+    """The parent's handle of the process, which starts with the first job and again after it died.
+
+    One thread at a time may call :meth:`run`; any thread may call :meth:`kill`.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """``threads``: how many threads TensorFlow may use for one operation."""
+        self._threads = threads
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._log: Path | None = None
+        self._killed = False
+
+    def run(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of ``job`` (a picklable function) in the process.
+
+        Raises what the job raises if that is a :class:`SplitfleetError`, else :class:`ConversionError`; its
+        ``details["log"]`` is the end of what was printed.
+        """
+        connection = self._started()
+        try:
+            connection.send((job, args, kwargs))
+            result, error = connection.recv()
+        except (EOFError, OSError):
+            raise self._death() from None
+        if error is not None:
+            error.details.setdefault("log", self._printed())
+            raise error
+        return cast("T", result)
+
+    def stop(self) -> None:
+        """End the process once its job is done."""
+        if self._connection is not None:
+            self._connection.close()
+        self._join()
+
+    def kill(self) -> None:
+        """End the process now and for good; a job under way fails, and so does any later one."""
+        self._killed = True
+        process = self._process
+        if process is not None:
+            # Closed meanwhile by the thread that saw it die.
+            with contextlib.suppress(ValueError):
+                process.kill()
+
+    def _started(self) -> Connection:
+        if self._process is not None and self._process.is_alive() and self._connection is not None:
+            return self._connection
+        self.stop()
+        context = multiprocessing.get_context("spawn")
+        handle, log = tempfile.mkstemp(prefix="splitfleet-worker-", suffix=".log")
+        os.close(handle)
+        self._log = Path(log)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, log, self._threads), daemon=True)
+        self._process.start()
+        if self._killed:
+            self._process.kill()
+        # Ours alone from now on would keep the pipe open: only without it is the death of the process seen.
+        theirs.close()
+        return self._connection
+
+    def _death(self) -> ConversionError:
+        process = self._process
+        if process is not None:
+            process.join()
+        code = process.exitcode if process is not None else None
+        log = self._printed()
+        self._join()
+        if self._killed:
+            cause = "was ended because its workshop closed"
+        elif code is not None and code < 0:
+            cause = f"was ended by {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                cause += ", as happens when memory runs out"
+        else:
+            cause = f"ended with exit code {code}"
+        last = log.strip().rpartition("\n")[2]
+        return ConversionError(
+            f"the process that converts the model {cause}" + (f"; its last words: {last}" if last else ""), log=log
+        )
+
+    def _printed(self) -> str:
+        if self._log is None:
+            return ""
+        try:
+            return self._log.read_text(errors="replace")[-LOG_CHARS:]
+        except OSError:
+            return ""
+
+    def _join(self) -> None:
+        if self._process is not None:
+            self._process.join()
+            self._process.close()
+        if self._connection is not None:
+            self._connection.close()
+        if self._log is not None:
+            self._log.unlink(missing_ok=True)
+        self._process = self._connection = self._log = None
+
+
+def _serve(connection: Connection, log: str, threads: int) -> None:
+    """The process: jobs come, results go, until the parent closes the pipe or is gone."""
+    # Ctrl-C reaches the whole group; the parent decides what becomes of this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
+    os.environ["TF_NUM_INTEROP_THREADS"] = "1"
+    # Several of these would fight over the memory of a GPU, which converting does not need.
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    while True:
+        result: Any = None
+        error: SplitfleetError | None = None
+        try:
+            job, args, kwargs = connection.recv()
+        except (EOFError, OSError):
+            return
+        except Exception as trouble:  # unpickling imports the recipe's modules
+            error = ConversionError(f"a worker process cannot take the job: {type(trouble).__name__}: {trouble}")
+        else:
+            os.ftruncate(output, 0)
+            try:
+                result = job(*args, **kwargs)
+            except SplitfleetError as trouble:
+                error = trouble
+            except Exception as trouble:
+                error = ConversionError(f"unexpected {type(trouble).__name__}: {trouble}")
+        connection.send((result, error))

@@ -1,0 +1,114 @@
+"""The workshop: outlines and bundles, made in processes of their own or found in the cache.
+
+The caller's process never loads TensorFlow. What is in the cache, for a recipe with a fingerprint, is returned without
+starting a process at all.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from converters import jobs
+from converters.cache import Cache, bundle_key
+from converters.outline import Outline
+from converters.recipe import Recipe
+from converters.worker import Worker
+from edge_sdk.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Workshop:
+    """``workers`` processes over a ``cache`` folder. May be called from any thread.
+
+    Used as a context manager it waits for what was asked of it; when left by an exception it drops that.
+    """
+
+    def __init__(self, cache: Path, workers: int = 2) -> None:
+        if workers < 1:
+            raise ConfigError(f"a workshop needs at least 1 worker, got {workers}")
+        self._cache = Cache(folder=cache)
+        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        self._workers = [Worker(threads) for _ in range(workers)]
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        # One thread for each process, to wait for it.
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="workshop")
+        self._lock = threading.Lock()
+        self._under_way: dict[tuple[bytes, int | None], Future[Any]] = {}
+
+    def outline(self, recipe: Recipe) -> Future[Outline]:
+        """The outline of a recipe's model. The future raises :class:`SplitfleetError`."""
+        known = self._cache.known(recipe)
+        if known is not None:
+            return _finished(known.outline)
+        return self._submit(recipe, None, lambda worker: worker.run(jobs.outline, self._cache, recipe).outline)
+
+    def build(self, recipe: Recipe, k: int) -> Future[Path]:
+        """The folder of the bundle of a recipe's model cut after operation ``k``, which belongs to the cache.
+
+        ``k == 0``: cloud-only, ``k == n``: edge-only. The future raises :class:`IllegalCutError`,
+        :class:`ConversionError` or another :class:`SplitfleetError`; a process that dies is a ``ConversionError``.
+        """
+        known = self._cache.known(recipe)
+        if known is not None:
+            ready = self._cache.bundle(bundle_key(recipe, known, k, jobs.PRECISION))
+            if ready is not None:
+                return _finished(ready)
+        return self._submit(recipe, k, lambda worker: worker.run(jobs.build, self._cache, recipe, k))
+
+    def close(self, *, wait: bool = True) -> None:
+        """End the processes, after they have finished what was asked for, or (not ``wait``) at once."""
+        if not wait:
+            for worker in self._workers:
+                worker.kill()
+        self._threads.shutdown(wait=True, cancel_futures=not wait)
+        for worker in self._workers:
+            worker.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(wait=kind is None)
+
+    def _submit(self, recipe: Recipe, k: int | None, task: Callable[[Worker], T]) -> Future[T]:
+        """Run ``task`` on an idle worker; who asks for the same again meanwhile gets the same future."""
+        try:
+            key = (pickle.dumps(recipe), k)
+        except Exception as error:  # pickle raises PicklingError, TypeError, AttributeError
+            raise ConfigError(
+                f"the recipe of model {recipe.model_name!r} cannot be sent to a worker process ({error}); "
+                "its functions must be importable: functions of a module, or functools.partial of such"
+            ) from error
+        with self._lock:
+            future = self._under_way.get(key)
+            if future is not None:
+                return cast("Future[T]", future)
+            future = self._under_way[key] = self._threads.submit(self._run, task)
+        future.add_done_callback(lambda _: self._under_way.pop(key, None))
+        return future
+
+    def _run(self, task: Callable[[Worker], T]) -> T:
+        worker = self._idle.get()
+        try:
+            return task(worker)
+        finally:
+            self._idle.put(worker)
+
+
+def _finished(value: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(value)
+    return future
