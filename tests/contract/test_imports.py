@@ -96,7 +96,10 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 
 def test_the_public_names_of_the_sdk() -> None:
-    program = "import edge_sdk, json; print(json.dumps([sorted(edge_sdk.__all__), [getattr(edge_sdk, n) is None for n in edge_sdk.__all__]]))"
+    program = """
+import edge_sdk, json
+print(json.dumps([sorted(edge_sdk.__all__), [getattr(edge_sdk, name) is None for name in edge_sdk.__all__]]))
+"""
     names, missing = json.loads(python(program))
     assert {"SplitClient", "InferReply", "Timing", "Bundle", "SplitfleetError"} <= set(names)
     assert not any(missing)
