@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
+from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.settings import AllocationSettings
 from cloud_server.allocation.trial import Criterion, Evaluation, TrialState
 
@@ -42,13 +43,14 @@ class DeviceRecord:
 @dataclass(frozen=True, kw_only=True)
 class Placement:
     """Where a trial's model is cut, after operation ``k`` of ``n``; ``predicted_bytes`` is what the run's memory model
-    says of the head.
+    says of the head, ``whole_bytes`` what it says of the whole model.
     """
 
     k: int
     n: int
     cut: str
     predicted_bytes: int
+    whole_bytes: int
     bundle: str
 
 
@@ -103,6 +105,15 @@ class RunRecord:
     rounds: int
     started_at: datetime
     ended_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeRecord:
+    """How a run ended for a device. ``trial_id``: its accepted trial, else its nearest miss, if it has one."""
+
+    device_id: str
+    state: OutcomeState
+    trial_id: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,23 +5,26 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any, cast
 
+from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.settings import AllocationSettings, Thresholds
 from cloud_server.allocation.trial import Criterion, Evaluation, TrialState
 from cloud_server.registry.records import (
     AllocationRecord,
     DeviceRecord,
     EvaluationRecord,
+    OutcomeRecord,
     Placement,
     RunRecord,
     RunState,
     TrialRecord,
     Variant,
 )
-from cloud_server.registry.schema import AllocationRow, DeviceRow, EvaluationRow, RunRow, TrialRow
+from cloud_server.registry.schema import AllocationRow, DeviceRow, EvaluationRow, OutcomeRow, RunRow, TrialRow
 
 _THRESHOLDS = tuple(field.name for field in fields(Thresholds))
 _SETTINGS = tuple(field.name for field in fields(AllocationSettings) if field.name not in ("thresholds", "devices"))
 _EVALUATION = tuple(field.name for field in fields(Evaluation))
+_PLACEMENT = tuple(field.name for field in fields(Placement))
 
 
 def settings_columns(settings: AllocationSettings) -> dict[str, Any]:
@@ -94,9 +97,8 @@ def trial(row: TrialRow) -> TrialRecord:
 
 
 def _placement(row: TrialRow) -> Placement | None:
-    if row.k is None or row.n is None or row.cut is None or row.predicted_bytes is None or row.bundle is None:
-        return None
-    return Placement(k=row.k, n=row.n, cut=row.cut, predicted_bytes=row.predicted_bytes, bundle=row.bundle)
+    values = {name: getattr(row, name) for name in _PLACEMENT}
+    return None if None in values.values() else Placement(**values)
 
 
 def _evaluation(row: EvaluationRow) -> EvaluationRecord:
@@ -106,6 +108,10 @@ def _evaluation(row: EvaluationRow) -> EvaluationRecord:
         k=row.k,
         evaluation=Evaluation(**{name: getattr(row, name) for name in _EVALUATION}),
     )
+
+
+def outcome(row: OutcomeRow) -> OutcomeRecord:
+    return OutcomeRecord(device_id=row.device_id, state=OutcomeState(row.state), trial_id=row.trial_id)
 
 
 def allocation(row: AllocationRow) -> AllocationRecord:

@@ -104,7 +104,7 @@ class RoundRow(Base):
 
 
 class TrialRow(Base):
-    """``k``, ``n``, ``cut``, ``predicted_bytes`` and ``bundle`` are known once the bundle is built."""
+    """``k``, ``n``, ``cut``, the predicted sizes and ``bundle`` are known once the bundle is built."""
 
     __tablename__ = "trials"
     __table_args__ = (Unique("run_id", "device_id", "number"),)
@@ -120,6 +120,7 @@ class TrialRow(Base):
     n: Mapped[int | None]
     cut: Mapped[str | None] = mapped_column(Text)
     predicted_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    whole_bytes: Mapped[int | None] = mapped_column(BigInteger)
     bundle: Mapped[str | None] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(index=True)
     missed_accuracy: Mapped[bool]
@@ -159,6 +160,19 @@ class EvaluationRow(Base):
     sent_bytes: Mapped[float]
     head_bytes: Mapped[int] = mapped_column(BigInteger)
     measured_peak_bytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class OutcomeRow(Base):
+    """How a run ended for a device; one that was expected and never came has an outcome too, but no row in
+    ``devices``.
+    """
+
+    __tablename__ = "outcomes"
+
+    run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    device_id: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    trial_id: Mapped[int | None] = mapped_column(ForeignKey("trials.id"))
 
 
 class AllocationRow(Base):

@@ -10,7 +10,7 @@ The contract of all methods:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -27,13 +27,22 @@ from cloud_server.registry.migrate import migrate
 from cloud_server.registry.records import (
     AllocationRecord,
     DeviceRecord,
+    OutcomeRecord,
     Placement,
     RunRecord,
     RunState,
     TrialRecord,
     Variant,
 )
-from cloud_server.registry.schema import AllocationRow, DeviceRow, EvaluationRow, RoundRow, RunRow, TrialRow
+from cloud_server.registry.schema import (
+    AllocationRow,
+    DeviceRow,
+    EvaluationRow,
+    OutcomeRow,
+    RoundRow,
+    RunRow,
+    TrialRow,
+)
 from edge_sdk.errors import ConfigError, SplitfleetError
 from edge_sdk.protocol import Register
 
@@ -197,8 +206,8 @@ class Registry:
         """The trial's cut is chosen and its bundle built."""
         with self._write() as session:
             row = session.get_one(TrialRow, trial_id)
-            row.k, row.n, row.cut = placement.k, placement.n, placement.cut
-            row.predicted_bytes, row.bundle = placement.predicted_bytes, placement.bundle
+            row.k, row.n, row.cut, row.bundle = placement.k, placement.n, placement.cut, placement.bundle
+            row.predicted_bytes, row.whole_bytes = placement.predicted_bytes, placement.whole_bytes
 
     def end_trial(self, trial_id: int, trial: Trial, *, now: datetime) -> None:
         """A trial is judged; its evaluation, if it has one, becomes that of its ``split``."""
@@ -240,6 +249,22 @@ class Registry:
                 .options(selectinload(TrialRow.evaluations), selectinload(TrialRow.round))
             )
             return [rows.trial(row) for row in found]
+
+    def record_outcomes(self, run_id: int, outcomes: Iterable[OutcomeRecord]) -> None:
+        """How a run ended for each of its devices; to be told once."""
+        with self._write() as session:
+            session.add_all(
+                OutcomeRow(run_id=run_id, device_id=each.device_id, state=each.state, trial_id=each.trial_id)
+                for each in outcomes
+            )
+
+    def outcomes(self, run_id: int) -> list[OutcomeRecord]:
+        """What :meth:`record_outcomes` was told, by device id; empty for a run that did not come to its end."""
+        with self._read() as session:
+            found = session.scalars(
+                sa.select(OutcomeRow).where(OutcomeRow.run_id == run_id).order_by(OutcomeRow.device_id)
+            )
+            return [rows.outcome(row) for row in found]
 
     # Allocations
 

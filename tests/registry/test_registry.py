@@ -15,10 +15,11 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.settings import AllocationSettings, Thresholds
 from cloud_server.allocation.trial import Draw, Evaluation, Trial, TrialState
 from cloud_server.registry import Registry
-from cloud_server.registry.records import Placement, RunState
+from cloud_server.registry.records import OutcomeRecord, Placement, RunState
 from cloud_server.registry.schema import Base
 from edge_sdk.errors import ConfigError, RegistryUnreachableError, SplitfleetError
 from edge_sdk.protocol import Emulation, Register, Resources
@@ -90,7 +91,10 @@ def started_trial(registry: Registry, *, device_id: str = "camera", model: str =
 
 
 def accept(registry: Registry, trial_id: int, *, bundle: str = BUNDLE, device_id: str = "camera") -> None:
-    registry.place_trial(trial_id, Placement(k=3, n=9, cut="block_3/relu", predicted_bytes=7_000_000, bundle=bundle))
+    registry.place_trial(
+        trial_id,
+        Placement(k=3, n=9, cut="block_3/relu", predicted_bytes=7_000_000, whole_bytes=9_000_000, bundle=bundle),
+    )
     draw = Draw(round=1, device_id=device_id, trial=1, model="m")
     trial = Trial(draw=draw, state=TrialState.ACCEPTED, evaluation=EVALUATION)
     registry.end_trial(trial_id, trial, now=later(5))
@@ -144,7 +148,9 @@ def test_everything_of_a_trial_survives_a_restart(url: str) -> None:
     with Registry(url) as registry:
         (trial,) = registry.trials(1)
     assert [trial] == before
-    assert trial.placement == Placement(k=3, n=9, cut="block_3/relu", predicted_bytes=7_000_000, bundle=BUNDLE)
+    assert trial.placement == Placement(
+        k=3, n=9, cut="block_3/relu", predicted_bytes=7_000_000, whole_bytes=9_000_000, bundle=BUNDLE
+    )
     assert trial.evaluation == EVALUATION
     assert [(record.variant, record.bundle, record.k) for record in trial.evaluations] == [
         ("split", BUNDLE, 3),
@@ -156,7 +162,7 @@ def test_everything_of_a_trial_survives_a_restart(url: str) -> None:
 
 def test_both_missed_thresholds_are_recorded(registry: Registry) -> None:
     trial_id = started_trial(registry)
-    registry.place_trial(trial_id, Placement(k=3, n=9, cut="c", predicted_bytes=1, bundle=BUNDLE))
+    registry.place_trial(trial_id, Placement(k=3, n=9, cut="c", predicted_bytes=1, whole_bytes=2, bundle=BUNDLE))
     draw = Draw(round=1, device_id="camera", trial=1, model="m")
     trial = Trial(
         draw=draw, state=TrialState.MISSED, evaluation=EVALUATION, missed=("accuracy", "latency"), reason="too bad"
@@ -212,6 +218,17 @@ def test_a_run_whose_allocator_died_is_interrupted_and_its_trials_too(registry: 
     assert states == {trial_id: TrialState.INTERRUPTED, done: TrialState.ACCEPTED}
     with pytest.raises(SplitfleetError, match="taken for dead"):
         accept(registry, trial_id)
+
+
+def test_the_outcomes_of_a_run_are_kept(registry: Registry) -> None:
+    trial_id = started_trial(registry)
+    assert registry.outcomes(1) == []
+    outcomes = [
+        OutcomeRecord(device_id="camera", state=OutcomeState.ACCEPTED, trial_id=trial_id),
+        OutcomeRecord(device_id="never seen", state=OutcomeState.UNREACHABLE, trial_id=None),
+    ]
+    registry.record_outcomes(1, reversed(outcomes))
+    assert registry.outcomes(1) == outcomes
 
 
 def test_times_without_a_zone_are_refused(registry: Registry) -> None:

@@ -1,4 +1,4 @@
-"""Devices, runs, rounds, trials, evaluations, allocations."""
+"""Devices, runs, rounds, trials, evaluations, outcomes, allocations."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -73,6 +73,7 @@ def upgrade() -> None:
         sa.Column("n", sa.Integer),
         sa.Column("cut", sa.Text),
         sa.Column("predicted_bytes", sa.BigInteger),
+        sa.Column("whole_bytes", sa.BigInteger),
         sa.Column("bundle", DIGEST),
         sa.Column("state", NAME, nullable=False),
         sa.Column("missed_accuracy", sa.Boolean, nullable=False),
@@ -117,6 +118,16 @@ def upgrade() -> None:
         sa.UniqueConstraint("trial_id", "variant", name="uq_evaluations_trial_id_variant"),
     )
     op.create_table(
+        "outcomes",
+        sa.Column("run_id", sa.Integer, nullable=False),
+        sa.Column("device_id", NAME, nullable=False),
+        sa.Column("state", NAME, nullable=False),
+        sa.Column("trial_id", sa.Integer),
+        sa.PrimaryKeyConstraint("run_id", "device_id", name="pk_outcomes"),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_outcomes_run_id_runs"),
+        sa.ForeignKeyConstraint(["trial_id"], ["trials.id"], name="fk_outcomes_trial_id_trials"),
+    )
+    op.create_table(
         "allocations",
         sa.Column("id", sa.Integer, nullable=False),
         sa.Column("device_id", NAME, nullable=False),
@@ -132,5 +143,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for table in ("allocations", "evaluations", "trials", "rounds", "runs", "devices"):
+    for table in ("allocations", "outcomes", "evaluations", "trials", "rounds", "runs", "devices"):
         op.drop_table(table)
