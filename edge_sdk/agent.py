@@ -1,0 +1,218 @@
+"""The agent of a device: it registers at the server, and does there and then what the server asks of it.
+
+The main thread holds the connection and sends heartbeats; work runs in the channel's thread for calls, and the TFLite
+runtimes let go of Python's lock while they compute, so work cannot starve heartbeats. Each heartbeat carries a counter
+of work done, by which a hung device is told from a busy one. A server that is away is tried again for ever.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import random
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from edge_sdk.bundle import Bundle
+from edge_sdk.channel import Channel
+from edge_sdk.errors import (
+    DeviceUnreachableError,
+    PeerUnreachableError,
+    SplitfleetError,
+    UnknownBundleError,
+    UnknownMethodError,
+)
+from edge_sdk.evaluation_run import check_run, execute, open_inputs
+from edge_sdk.head import Head
+from edge_sdk.inference import Inference
+from edge_sdk.memory import measure
+from edge_sdk.protocol import HEARTBEAT_S, Emulation, Heartbeat, Install, InstallReport, Register, Run
+from edge_sdk.repository_client import RepositoryClient
+from edge_sdk.resources import detect
+from edge_sdk.runtime import choose_runtime, runtime_version
+from edge_sdk.store import DeviceStore
+from edge_sdk.wire import Message, Tensor
+
+CONNECT_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 10.0
+# With several requests under way on a thin link, one waits for those before it.
+REQUEST_TIMEOUT_S = 60.0
+FIRST_RETRY_S = 0.5
+MAX_RETRY_S = 15.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """How a device presents itself. ``cpu_slowdown`` above 1 emulates a slower processor by pauses."""
+
+    server: str
+    device_id: str
+    model_ram_bytes: int
+    profile: str | None = None
+    runtime: str | None = None
+    emulation: Emulation = field(default_factory=Emulation)
+    cpu_slowdown: float = 1.0
+
+
+class Agent:
+    """One device. :meth:`run` works until :meth:`stop`."""
+
+    def __init__(self, settings: AgentSettings, store: DeviceStore) -> None:
+        """Raises :class:`RuntimeUnavailableError` when no head could ever run here."""
+        self._settings = settings
+        self._store = store
+        self._runtime = choose_runtime(settings.runtime)
+        self._instance = secrets.token_hex(16)
+        self._stop = threading.Event()
+        self._progress = 0
+        self._head: Head | None = None
+        self._channel: Channel | None = None
+
+    def stop(self) -> None:
+        """End :meth:`run` soon; may be called from a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Serve until :meth:`stop`; an unreachable server is tried again, more and more seldom."""
+        retry_s = FIRST_RETRY_S
+        while not self._stop.is_set():
+            try:
+                with Channel(
+                    self._settings.server, on_call=self._on_call, connect_timeout_s=CONNECT_TIMEOUT_S
+                ) as channel:
+                    self._channel = channel
+                    retry_s = FIRST_RETRY_S
+                    self._keep_registered(channel)
+            except PeerUnreachableError as error:
+                logger.warning("%s; trying again", error.message)
+                # Spread, so that a fleet does not come back in one instant.
+                self._stop.wait(retry_s * random.uniform(0.5, 1.0))
+                retry_s = min(retry_s * 2, MAX_RETRY_S)
+
+    def _keep_registered(self, channel: Channel) -> None:
+        """Register on each new connection and send heartbeats between, until :meth:`stop`."""
+        registered = 0
+        heartbeat_s = HEARTBEAT_S
+        while not self._stop.is_set():
+            connection = channel.connections
+            try:
+                if registered != connection:
+                    heartbeat_s = self._register(channel)
+                    registered = connection
+                heartbeat = Heartbeat(device_id=self._settings.device_id, progress=self._progress)
+                if not channel.call(heartbeat, timeout_s=CALL_TIMEOUT_S).body.get("known"):
+                    logger.info("the server does not know this device any more: registering again")
+                    registered = 0
+            except SplitfleetError as error:
+                logger.warning("heartbeat to %s failed: %s", self._settings.server, error.message)
+            self._stop.wait(heartbeat_s)
+
+    def _register(self, channel: Channel) -> float:
+        settings = self._settings
+        registration = Register(
+            device_id=settings.device_id,
+            resources=detect(),
+            model_ram_bytes=settings.model_ram_bytes,
+            profile=settings.profile,
+            emulation=settings.emulation,
+            bundle=self._store.active,
+            version=_own_version(),
+            instance=self._instance,
+        )
+        answer = channel.call(registration, timeout_s=CALL_TIMEOUT_S).body
+        logger.info("registered at %s as %s", settings.server, settings.device_id)
+        heartbeat_s = answer.get("heartbeat_s")
+        return heartbeat_s if isinstance(heartbeat_s, float) and 0 < heartbeat_s <= 60 else HEARTBEAT_S
+
+    # Below: in the channel's thread for calls.
+
+    def _on_call(self, message: Message) -> tuple[dict[str, Any], Sequence[Tensor]]:
+        if message.method == Install.method:
+            return self._install(Install.from_body(message.body)).to_body(), ()
+        if message.method == Run.method:
+            return self._run(Run.from_body(message.body))
+        raise UnknownMethodError(f"a device has no method {message.method!r}: it takes device.install and device.run")
+
+    def _install(self, request: Install) -> InstallReport:
+        began_at = time.monotonic()
+        with self._repository(request.repository) as repository:
+            bundle, fetched_bytes = self._store.install(
+                request.bundle, lambda folder: repository.fetch_bundle(request.bundle, folder, head_only=True)
+            )
+        self._advance()
+        has_head = bundle.manifest.has_head
+        peak_bytes = 0
+        if has_head:
+            peak_bytes = measure(bundle.head_path, runtime=self._runtime, stop=self._stop).peak_bytes
+            self._advance()
+        self._load(bundle)
+        self._store.activate(bundle.digest)
+        logger.info("installed bundle %s", bundle.digest[:12])
+        return InstallReport(
+            bundle=bundle.digest,
+            runtime=self._runtime if has_head else "none",
+            runtime_version=runtime_version(self._runtime) if has_head else "",
+            head_bytes=bundle.head_path.stat().st_size if has_head else 0,
+            peak_bytes=peak_bytes,
+            fetched_bytes=fetched_bytes,
+            install_s=time.monotonic() - began_at,
+        )
+
+    def _run(self, run: Run) -> tuple[dict[str, Any], Sequence[Tensor]]:
+        head = self._loaded(run.bundle)
+        manifest = head.bundle.manifest
+        check_run(run, manifest)
+        with self._repository(run.repository) as repository:
+            files = {
+                name: self._store.blob(sha256, partial(repository.fetch, sha256)) for name, sha256 in run.inputs.items()
+            }
+        inference = Inference(
+            head, self._channel, timeout_s=REQUEST_TIMEOUT_S, cpu_slowdown=self._settings.cpu_slowdown
+        )
+        report, tensors = execute(run, inference, open_inputs(run, manifest, files), manifest, self._advance)
+        return report.to_body(), tensors
+
+    def _loaded(self, digest: str) -> Head:
+        if self._head is None or self._head.bundle.digest != digest:
+            bundle = self._store.bundle(digest)
+            if bundle is None:
+                raise UnknownBundleError(f"bundle {digest} is not installed on this device: send device.install first")
+            self._load(bundle)
+        assert self._head is not None
+        return self._head
+
+    def _load(self, bundle: Bundle) -> None:
+        # First, so that two heads are never in memory together.
+        self._head = None
+        self._head = Head(bundle, runtime=self._runtime)
+        self._advance()
+
+    @contextmanager
+    def _repository(self, endpoint: str | None) -> Iterator[RepositoryClient]:
+        assert self._channel is not None
+        if endpoint is None or endpoint == self._settings.server:
+            yield RepositoryClient(self._channel, progress=self._advance)
+            return
+        with Channel(endpoint, connect_timeout_s=CONNECT_TIMEOUT_S) as channel:
+            yield RepositoryClient(channel, progress=self._advance)
+
+    def _advance(self) -> None:
+        self._progress += 1
+        if self._stop.is_set():
+            raise DeviceUnreachableError(f"device {self._settings.device_id} shuts down")
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("splitfleet")
+    except importlib.metadata.PackageNotFoundError:
+        # Run from a source tree.
+        return ""
