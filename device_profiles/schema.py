@@ -12,6 +12,7 @@ SCHEMA_VERSION = 1
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 PositiveMbit = Annotated[float, Field(gt=0, le=100_000)]
+RoundTripMs = Annotated[float, Field(ge=0, le=60_000)]
 
 
 class Link(StrictModel):
@@ -19,7 +20,7 @@ class Link(StrictModel):
 
     uplink_mbit_s: PositiveMbit
     downlink_mbit_s: PositiveMbit
-    rtt_ms: Annotated[float, Field(ge=0, le=60_000)]
+    rtt_ms: RoundTripMs
 
 
 class Profile(StrictModel):

@@ -1,9 +1,9 @@
 """Puts limits on this process and then becomes the command it was given; run by path, before anything else is loaded.
 
-Usage: ``python -I -S confine.py --parent PID [--join GROUP_FOLDER] [--data-bytes N] -- COMMAND…``. It runs between fork
-and command because a function that does this in the forked child of a program with threads can deadlock. It dies with
-its parent (``PR_SET_PDEATHSIG``), so no device outlives a lab that was killed. Which limits are wanted is decided in
-:mod:`cloud_server.lab.limits`.
+Usage: ``python -I -S confine.py --parent PID [--signal N] [--join GROUP_FOLDER] [--data-bytes N] -- COMMAND…``. It runs
+between fork and command because a function that does this in the forked child of a program with threads can deadlock.
+The command dies with its parent (``PR_SET_PDEATHSIG``), so no device outlives a lab that was killed. Which limits are
+wanted is decided in :mod:`cloud_server.lab.limits`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ def main() -> None:
     """Confine this process and replace it by the command."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--signal", type=int, default=signal.SIGKILL)
     parser.add_argument("--join")
     parser.add_argument("--data-bytes", type=int)
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, options.signal, 0, 0, 0) != 0:
         sys.exit(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != options.parent:
         # The lab died before the signal was asked for, so it will not come.

@@ -143,7 +143,7 @@ class Groups:
         }[self._version]
         (path / limit).write_text(str(ram_bytes))
         # A board without swap must not get the host's. Version 1 counts memory and swap together.
-        with contextlib.suppress(FileNotFoundError):
+        if (path / swap).exists():
             (path / swap).write_text(str(ram_bytes if self._version == 1 else 0))
         return Group(path=path, version=self._version, ram_bytes=ram_bytes)
 
