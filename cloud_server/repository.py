@@ -72,9 +72,9 @@ class ArtifactRepository:
     def put(self, sha256: str, *, size: int, offset: int, chunk: bytes | memoryview) -> int:
         """Append ``chunk`` to a blob of ``size`` bytes in all; returns how many came so far.
 
-        The blob exists once all bytes came and match. A put of a blob that is complete changes nothing and returns its
-        size. Raises :class:`InvalidInputError` when ``offset`` is not what came so far (``details["received"]`` tells),
-        and :class:`IntegrityError` when the bytes do not match; then all of them are forgotten.
+        The blob exists once all bytes came and match. Nothing changes when ``offset`` is not what came so far, or when
+        the blob is complete already: the result tells from where to go on. Raises :class:`InvalidInputError` for more
+        bytes than ``size``, :class:`IntegrityError` when the bytes do not match; then all of them are forgotten.
         """
         path = self._path(sha256)
         if size < 0 or offset < 0:
@@ -94,14 +94,10 @@ class ArtifactRepository:
                 file.truncate(0)
                 received = 0
             if offset != received:
-                raise InvalidInputError(
-                    f"blob {sha256}: a chunk came for offset {offset}, {received} bytes came so far",
-                    received=received,
-                )
+                return received
             if received + len(chunk) > size:
                 raise InvalidInputError(
-                    f"blob {sha256}: {received + len(chunk)} bytes came, more than the {size} that were announced",
-                    received=received,
+                    f"blob {sha256}: {received + len(chunk)} bytes came, more than the {size} that were announced"
                 )
             file.seek(received)
             file.write(chunk)

@@ -89,11 +89,11 @@ class Server:
         stop_by: float | None = None
         while stop_by is None or (self._switchboard.under_way and self._switchboard.clock() < stop_by):
             try:
+                poller.poll(self._sleep_ms())
+                self._turn()
                 if self._stopping and stop_by is None:
                     stop_by = self._switchboard.clock() + _STOP_WITHIN_S
                     self._fleet_calls.stop(_stopping())
-                poller.poll(self._sleep_ms())
-                self._turn()
             except Exception:
                 _LOG.exception("unexpected failure in the I/O loop")
         return self._close()

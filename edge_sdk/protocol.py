@@ -188,9 +188,9 @@ class FetchBlob(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class PutBlob(Body):
-    """Append tensor ``chunk`` (uint8) to a blob of ``size`` bytes in all; ``offset`` must be what came so far.
+    """Append tensor ``chunk`` (uint8) to a blob of ``size`` bytes in all, of which ``offset`` came so far.
 
-    Where it is not, ``details["received"]`` of the :class:`InvalidInputError` tells from where to go on.
+    A chunk for another offset is not taken: ``received`` of the answer tells from where to go on.
     """
 
     method: ClassVar[str] = "blob.put"

@@ -1,0 +1,339 @@
+"""A server in a thread with engines under the test's control, peers that speak raw frames, and bundles made by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from cloud_server.blob_calls import BlobCalls
+from cloud_server.engines.base import Arrays, TailEngine
+from cloud_server.fleet import Fleet
+from cloud_server.repository import ArtifactRepository
+from cloud_server.router import Router
+from cloud_server.server import Server
+from cloud_server.tails import TailHost
+from edge_sdk.bundle import Bundle
+from edge_sdk.errors import SplitfleetError, from_wire
+from edge_sdk.manifest import (
+    HEAD_FILE,
+    MANIFEST_FILE,
+    CrossingSpec,
+    Cut,
+    FileEntry,
+    InputSpec,
+    Manifest,
+    ModelRef,
+    OutputSpec,
+)
+from edge_sdk.protocol import Body, Register, Resources
+from edge_sdk.wire import Message, MessageType, Tensor, decode, encode
+
+PATIENCE_MS = 20_000
+FEATURE_SHAPE = (2, 3)
+
+
+class Peer:
+    """A DEALER that sends what it is told and shows what comes back."""
+
+    def __init__(self, endpoint: str, context: zmq.Context) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+        self._ids = itertools.count(1)
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        self.socket.send_multipart(frames)
+
+    def send(self, message: Message) -> None:
+        self.socket.send_multipart(encode(message))
+
+    def receive(self, timeout_ms: int = PATIENCE_MS) -> Message:
+        assert self.socket.poll(timeout_ms), "no message came"
+        return decode(self.socket.recv_multipart())
+
+    def has_message(self) -> bool:
+        return bool(self.socket.poll(0))
+
+    def begin(self, call: Body, *, tensors: tuple[Tensor, ...] = (), budget_s: float | None = None) -> int:
+        """Send a CALL; returns its id."""
+        request_id = next(self._ids)
+        self.send(
+            Message(
+                type=MessageType.CALL,
+                request_id=request_id,
+                method=call.method,
+                body=call.to_body(),
+                tensors=tensors,
+                budget_s=budget_s,
+            )
+        )
+        return request_id
+
+    def begin_infer(self, digest: str | None, *tensors: Tensor, budget_s: float | None = None) -> int:
+        request_id = next(self._ids)
+        self.send(
+            Message(type=MessageType.INFER, request_id=request_id, bundle=digest, tensors=tensors, budget_s=budget_s)
+        )
+        return request_id
+
+    def end_of(self, request_id: int) -> Message:
+        """The answer to a request, which is the next message; raises what an ERROR stands for."""
+        answer = self.receive()
+        assert answer.request_id == request_id
+        if answer.type is MessageType.ERROR:
+            raise from_wire(answer.body)
+        return answer
+
+    def call(self, call: Body, *, tensors: tuple[Tensor, ...] = (), budget_s: float | None = None) -> Message:
+        return self.end_of(self.begin(call, tensors=tensors, budget_s=budget_s))
+
+    def infer(self, digest: str | None, *tensors: Tensor, budget_s: float | None = None) -> Message:
+        return self.end_of(self.begin_infer(digest, *tensors, budget_s=budget_s))
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class FakeEngine(TailEngine):
+    """Gives each sample's features as floats. While ``gate`` is cleared, a run waits in it."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.samples: list[float] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.error: Exception | None = None
+        self.closed = threading.Event()
+
+    @classmethod
+    def load(cls, bundle: Bundle) -> FakeEngine:  # noqa: ARG003
+        return cls()
+
+    def warm(self, features: Arrays) -> None:
+        self.run(features)
+
+    def run(self, features: Arrays) -> dict[str, np.ndarray]:
+        self.entered.release()
+        assert self.gate.wait(PATIENCE_MS / 1000)
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+        data = features["feature_0"]
+        self.samples += [float(sample.flat[0]) for sample in data]
+        return {"output_0": data.reshape(len(data), -1).astype(np.float32)}
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@dataclass
+class FakeRegistry:
+    """Remembers what it was told."""
+
+    active: list[str] = field(default_factory=list)
+    recorded: list[Register] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+    error: Exception | None = None
+
+    def record_device(self, register: Register, *, now: Any) -> None:
+        assert now.tzinfo is not None
+        if self.error is not None:
+            raise self.error
+        self.recorded.append(register)
+
+    def mark_seen(self, device_id: str, now: Any) -> None:  # noqa: ARG002
+        self.seen.append(device_id)
+
+    def active_bundles(self) -> list[str]:
+        if self.error is not None:
+            raise self.error
+        return self.active
+
+
+class RunningServer:
+    """A server in a thread of its own, and all of its parts."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        load_engine: Callable[[Bundle], TailEngine] | None = None,
+        queued_requests: int = 64,
+        offline_after_s: float = 0.3,
+        registry: FakeRegistry | None = None,
+    ) -> None:
+        self.folder = folder
+        self.engines: list[FakeEngine] = []
+        self.registry = registry or FakeRegistry()
+        self.repository = ArtifactRepository(folder / "repository")
+        self.tails = TailHost(
+            self.repository, folder / "tails", load_engine=load_engine or self._load, queued_requests=queued_requests
+        )
+        self.server = Server(
+            Router("tcp://127.0.0.1:*"),
+            fleet=Fleet(offline_after_s=offline_after_s),
+            tails=self.tails,
+            blobs=BlobCalls(self.repository),
+            registry=self.registry,
+        )
+        self.ended: bool | None = None
+        self._context = zmq.Context()
+        self._peers: list[Peer] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _load(self, bundle: Bundle) -> TailEngine:
+        self.engines.append(FakeEngine.load(bundle))
+        return self.engines[-1]
+
+    def _run(self) -> None:
+        self.ended = self.server.run()
+
+    @property
+    def endpoint(self) -> str:
+        return self.server.endpoint
+
+    def peer(self) -> Peer:
+        self._peers.append(Peer(self.endpoint, self._context))
+        return self._peers[-1]
+
+    def ready(self, bundle: Bundle) -> FakeEngine:
+        """Load a bundle's tail; returns its engine, with the runs of warming it forgotten."""
+        self.repository.add_bundle(bundle)
+        self.tails.load(bundle.digest)
+        engine = self.engines[-1]
+        engine.runs = 0
+        engine.samples.clear()
+        engine.entered = threading.Semaphore(0)
+        return engine
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE_MS / 1000)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.gate.set()
+        self.stop()
+        self.join()
+        for peer in self._peers:
+            peer.close()
+        self._context.term()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """Start a server; it is stopped after the test."""
+    numbers = itertools.count()
+    with ExitStack() as stack:
+
+        def begin(*, folder_of: RunningServer | None = None, **options: Any) -> RunningServer:
+            folder = tmp_path / f"server{next(numbers)}" if folder_of is None else folder_of.folder
+            running = RunningServer(folder, **options)
+            stack.callback(running.close)
+            return running
+
+        yield begin
+
+
+@pytest.fixture
+def running(start: Callable[..., RunningServer]) -> RunningServer:
+    return start()
+
+
+@pytest.fixture
+def make_bundle(tmp_path: Path) -> Callable[..., Bundle]:
+    """Make a bundle whose files hold what the test says; without a tail when ``tail`` is empty."""
+
+    def make(
+        name: str = "bundle",
+        *,
+        tail: dict[str, bytes] | None = None,
+        shape: tuple[int, ...] = FEATURE_SHAPE,
+        features: int = 1,
+        dtype: str = "int8",
+        output_shape: tuple[int, ...] | None = None,
+    ) -> Bundle:
+        tail = {"saved_model.pb": name.encode()} if tail is None else tail
+        contents = {HEAD_FILE: b"head of " + name.encode()} | {f"tail/{path}": data for path, data in tail.items()}
+        folder = tmp_path / "bundles" / name
+        for path, data in contents.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+        manifest = Manifest(
+            task="test",
+            model=ModelRef(name=name, sha256=hashlib.sha256(name.encode()).hexdigest()),
+            cut=Cut(k=3 if tail else 7, n=7, name="layer"),
+            precision="int8",
+            inputs=(InputSpec(name="image", shape=(4, 4), dtype="float32", scale=0.5, zero_point=0),),
+            crossing=tuple(
+                CrossingSpec(name=f"feature_{i}", source="layer", shape=shape, dtype=dtype, scale=0.1, zero_point=3)
+                for i in range(features if tail else 0)
+            ),
+            outputs=(
+                OutputSpec(
+                    name="label",
+                    side="tail" if tail else "head",
+                    shape=(int(np.prod(shape)),) if output_shape is None else output_shape,
+                    dtype="float32",
+                ),
+            ),
+            files=tuple(
+                FileEntry(path=path, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+                for path, data in contents.items()
+            ),
+            self_check=None,
+            cumulative_bytes=1,
+        )
+        (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
+        return Bundle.open(folder)
+
+    return make
+
+
+@pytest.fixture
+def feature() -> Callable[..., Tensor]:
+    """A feature tensor of one sample that is filled with a number."""
+
+    def make(value: int = 1, *, batch: int = 1, shape: tuple[int, ...] = FEATURE_SHAPE, **changes: Any) -> Tensor:
+        data = np.full((batch, *shape), value, changes.pop("dtype", np.int8))
+        return Tensor(name=changes.pop("name", "feature_0"), data=data, **changes)
+
+    return make
+
+
+@pytest.fixture
+def registration() -> Callable[..., Register]:
+    def make(device_id: str = "cam-1", **changes: Any) -> Register:
+        resources = Resources(
+            ram_bytes=2**30, ram_available_bytes=2**29, cores=4, architecture="aarch64", runtimes={"litert": "2.3"}
+        )
+        return Register(**{"device_id": device_id, "resources": resources, "model_ram_bytes": 8_000_000} | changes)
+
+    return make
+
+
+@pytest.fixture
+def raises_wire() -> Callable[..., Any]:
+    """``pytest.raises`` for an error whose text holds all of the given pieces."""
+
+    def expect(kind: type[SplitfleetError], *pieces: str) -> Any:
+        return pytest.raises(kind, match="".join(f"(?=.*{piece})" for piece in pieces) or None)
+
+    return expect
