@@ -85,6 +85,9 @@ class _Builder:
         self._calls: dict[str, int] = {}
 
     def add_input(self, tensor: Any, name: str) -> int:
+        # Of inputs only: Keras marks results as sparse that are not, such as that of ``x * 2.0``.
+        if tensor.sparse or tensor.ragged:
+            raise UnsupportedModelError(f"model {self.name!r}: its input {name!r} is sparse or ragged; expected dense")
         return self._add_tensor(tensor, name, name)
 
     def walk(self, inputs: Sequence[Any], outputs: Sequence[Any], scope: dict[int, int], prefix: str) -> None:
@@ -155,8 +158,6 @@ class _Builder:
 
     def _add_tensor(self, tensor: Any, name: str, source: str, where: str = "") -> int:
         where = where or f"model {self.name!r}: input {name!r}"
-        if getattr(tensor, "sparse", False) or getattr(tensor, "ragged", False):
-            raise UnsupportedModelError(f"{where}: {name!r} is a sparse or ragged tensor; only dense ones can be split")
         batched = bool(tensor.shape) and tensor.shape[0] in self._batches
         shape = tuple(tensor.shape[1:] if batched else tensor.shape)
         if any(axis is None for axis in shape):

@@ -19,7 +19,7 @@ from converters.graph import TensorInfo
 from converters.keras_backend import freeze, load_tensorflow
 from converters.quantization import Quantization
 from converters.split import Half
-from edge_sdk.errors import ConversionError
+from edge_sdk.errors import ConversionError, RuntimeUnavailableError
 from edge_sdk.runtime import Interpreter
 from edge_sdk.runtime import TensorInfo as RuntimeTensor
 
@@ -42,7 +42,7 @@ def input_keys(count: int) -> tuple[str, ...]:
 def write_head(half: Half, keys: Sequence[str], calibration: Calibration, path: Path) -> Head:
     """Write ``half`` as an int8 TensorFlow Lite model to ``path``; ``keys`` name its outputs.
 
-    Raises :class:`ConversionError` when TensorFlow Lite has no int8 kernel for something in it.
+    Raises :class:`ConversionError` when TensorFlow Lite has no int8 kernel for something in it, or no runtime runs it.
     """
     tensorflow = load_tensorflow()
     takes = half.tensors(half.inputs)
@@ -61,7 +61,13 @@ def write_head(half: Half, keys: Sequence[str], calibration: Calibration, path: 
             f"TensorFlow Lite cannot convert the first {len(half.steps)} operations of model "
             f"{half.flat.graph.name!r} to int8: {_first_line(error)}"
         ) from error
-    interpreter = Interpreter(path)
+    try:
+        interpreter = Interpreter(path)
+    except RuntimeUnavailableError as error:
+        raise ConversionError(
+            f"the first {len(half.steps)} operations of model {half.flat.graph.name!r} became a head that cannot run, "
+            f"as happens when a tensor is all zeros for the calibration data: {error.message}"
+        ) from error
     head = Head(
         inputs={key: _quantization(info) for key, info in interpreter.inputs.items()},
         outputs={key: _quantization(info) for key, info in interpreter.outputs.items()},
@@ -80,9 +86,13 @@ def _signature_module(half: Half, takes: Sequence[TensorInfo], names: Sequence[s
         tensorflow.TensorSpec((1, *tensor.shape), tensor.dtype, name=name)
         for tensor, name in zip(takes, names, strict=True)
     ]
-    frozen = freeze(tensorflow.function(lambda *values: half(values), signature).get_concrete_function())
+    frozen = freeze(
+        tensorflow.function(lambda *values: half(values), signature, autograph=False).get_concrete_function()
+    )
     module = tensorflow.Module()
-    module.run = tensorflow.function(lambda *values: dict(zip(keys, frozen(*values), strict=True)), signature)
+    module.run = tensorflow.function(
+        lambda *values: dict(zip(keys, frozen(*values), strict=True)), signature, autograph=False
+    )
     return module
 
 

@@ -30,10 +30,14 @@ def write_tail(half: Half, crossing: Sequence[CrossingSpec], keys: Sequence[str]
         ]
         return [tensorflow.cast(output, tensorflow.float32) for output in half(values)]
 
-    frozen = freeze(tensorflow.function(run, signature).get_concrete_function())
+    frozen = freeze(tensorflow.function(run, signature, autograph=False).get_concrete_function())
     module = tensorflow.Module()
-    module.run = tensorflow.function(lambda *values: dict(zip(keys, frozen(*values), strict=True)), signature)
+    module.run = tensorflow.function(
+        lambda *values: dict(zip(keys, frozen(*values), strict=True)), signature, autograph=False
+    )
     tensorflow.saved_model.save(module, str(folder), {SIGNATURE: module.run.get_concrete_function()})
+    # Empty, and so not in the manifest: a folder laid out from the manifest's files lacks it too.
+    (folder / "assets").rmdir()
 
 
 def _dequantized(feature: Any, spec: CrossingSpec) -> Any:

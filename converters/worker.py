@@ -66,23 +66,26 @@ class Worker:
         self._killed = True
         process = self._process
         if process is not None:
-            # Closed meanwhile by the thread that saw it die.
+            # The thread that sees it die may have closed it already.
             with contextlib.suppress(ValueError):
                 process.kill()
 
     def _started(self) -> Connection:
         if self._process is not None and self._process.is_alive() and self._connection is not None:
             return self._connection
+        if self._killed:
+            raise ConversionError("the workshop is closed")
         self.stop()
         context = multiprocessing.get_context("spawn")
         handle, log = tempfile.mkstemp(prefix="splitfleet-worker-", suffix=".log")
         os.close(handle)
         self._log = Path(log)
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, log, self._threads), daemon=True)
-        self._process.start()
+        process = context.Process(target=_serve, args=(theirs, log, self._threads), daemon=True)
+        process.start()
+        self._process = process
         if self._killed:
-            self._process.kill()
+            process.kill()
         # Ours alone from now on would keep the pipe open: only without it is the death of the process seen.
         theirs.close()
         return self._connection

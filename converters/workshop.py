@@ -69,9 +69,10 @@ class Workshop:
     def close(self, *, wait: bool = True) -> None:
         """End the processes, after they have finished what was asked for, or (not ``wait``) at once."""
         if not wait:
+            self._threads.shutdown(wait=False, cancel_futures=True)
             for worker in self._workers:
                 worker.kill()
-        self._threads.shutdown(wait=True, cancel_futures=not wait)
+        self._threads.shutdown(wait=True)
         for worker in self._workers:
             worker.stop()
 
