@@ -39,7 +39,8 @@ from edge_sdk.runtime import choose_runtime, runtime_version
 from edge_sdk.store import DeviceStore
 from edge_sdk.wire import Message, Tensor
 
-CONNECT_TIMEOUT_S = 5.0
+# A signal is heeded when an attempt to connect is over.
+CONNECT_TIMEOUT_S = 2.0
 CALL_TIMEOUT_S = 10.0
 # With several requests under way on a thin link, one waits for those before it.
 REQUEST_TIMEOUT_S = 60.0

@@ -8,56 +8,35 @@ is asked and answered is others' business.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import queue
-import re
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, Self
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from edge_sdk.errors import (
-    ConfigError,
-    DeadlineExceededError,
-    OverloadedError,
-    PeerUnreachableError,
-    ProtocolError,
-    SplitfleetError,
-    UnknownMethodError,
-    to_wire,
-)
+from edge_sdk.call_worker import CallWorker, OnCall, error_message
+from edge_sdk.dealer import Context, check_endpoint, open_dealer
+from edge_sdk.errors import ConfigError, PeerUnreachableError, ProtocolError, SplitfleetError, UnknownMethodError
 from edge_sdk.exchange import Exchange, Ledger
-from edge_sdk.wire import MAX_TENSOR_BYTES, Frame, Message, MessageType, Tensor, decode, encode, request_id_of
+from edge_sdk.wire import Frame, Message, MessageType, Tensor, decode, encode, request_id_of
 
 MAX_PENDING = 1024
-MAX_CALLS_WAITING = 16
-RECONNECT_MS = 100
-MAX_RECONNECT_MS = 2000
-# A ping waits behind the features that are on their way: on a link of 1 Mbit/s a few of them take seconds.
-HEARTBEAT_INTERVAL_MS = 2000
-HEARTBEAT_TIMEOUT_MS = 10_000
-HEARTBEAT_TTL_MS = 15_000
-QUEUE_OF_SOCKET = 64
 JOIN_S = 5.0
 # How long the answer to a call waits for a connection that is lost.
 KEEP_ANSWER_S = 60.0
 # A request that waited for a connection travels with the budget that is left, not with the one it began with.
 RESTAMP_AFTER_S = 0.01
 
-_ENDPOINT = re.compile(r"tcp://[^/\s]+:\d{1,5}|ipc://.+")
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECTED
 
 logger = logging.getLogger(__name__)
-
-OnCall = Callable[[Message], tuple[dict[str, Any], Sequence[Tensor]]]
 
 
 class Request(Protocol):
@@ -84,7 +63,7 @@ class Channel:
         *,
         on_call: OnCall | None = None,
         connect_timeout_s: float = 5.0,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        context: Context | None = None,
     ) -> None:
         """Connect, and wait until the peer has shaken hands.
 
@@ -92,24 +71,20 @@ class Channel:
         ERROR. Raises :class:`ConfigError` for a bad endpoint, :class:`PeerUnreachableError` when nobody answers within
         ``connect_timeout_s``.
         """
-        if not _ENDPOINT.fullmatch(endpoint):
-            raise ConfigError(f"{endpoint!r} is not an endpoint: expected one such as tcp://127.0.0.1:5555")
+        check_endpoint(endpoint)
         self.endpoint = endpoint
-        self._on_call = on_call
         self._ledger = Ledger(MAX_PENDING)
         self._outbox: deque[Exchange | _Answer] = deque()
-        self._calls: queue.Queue[tuple[Message, float] | None] = queue.Queue(MAX_CALLS_WAITING)
         self._stopping = False
         self._connections = 0
         self._unreachable: str | None = f"nothing listens at {endpoint}"
         self._connected = threading.Event()
         self._own_context = context is None
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context() if context is None else context
+        self._context: Context = zmq.Context() if context is None else context
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Not sooner: a thread that still writes to it must not hit another file of the same number.
         weakref.finalize(self, os.close, self._wake_fd)
-        self._threads: list[threading.Thread] = []
-        self._socket = _dealer(self._context, connect_timeout_s)
+        self._socket = open_dealer(self._context, connect_timeout_s)
         # Made before the socket connects, so that no event is missed.
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         try:
@@ -117,9 +92,9 @@ class Channel:
         except zmq.ZMQError as error:
             self._release()
             raise ConfigError(f"{endpoint!r} is not an endpoint that can be connected to: {error}") from None
-        self._start(self._serve, "splitfleet-channel")
-        if on_call is not None:
-            self._start(self._work, "splitfleet-calls")
+        self._worker = CallWorker(on_call, self._answer) if on_call is not None else None
+        self._thread = threading.Thread(target=self._serve, name="splitfleet-channel", daemon=True)
+        self._thread.start()
         if not self._connected.wait(connect_timeout_s):
             reason = self._unreachable
             self.close()
@@ -178,11 +153,9 @@ class Channel:
             return
         self._stopping = True
         self._wake()
-        with contextlib.suppress(queue.Full):
-            self._calls.put_nowait(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(JOIN_S)
+        self._thread.join(JOIN_S)
+        if self._worker is not None:
+            self._worker.stop(JOIN_S)
 
     def __enter__(self) -> Self:
         return self
@@ -190,14 +163,13 @@ class Channel:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _start(self, target: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
     def _wake(self) -> None:
         # Measured: an eventfd wakes the poll in a third of the time of an inproc socket pair.
         os.eventfd_write(self._wake_fd, 1)
+
+    def _answer(self, message: Message) -> None:
+        self._outbox.append(_Answer(encode(message), time.monotonic() + KEEP_ANSWER_S))
+        self._wake()
 
     # All below runs in the I/O thread, which alone touches the sockets.
 
@@ -271,7 +243,7 @@ class Channel:
             if message.type is MessageType.CALL:
                 self._take_call(message)
             elif message.type is MessageType.INFER:
-                self._reply(to_error(message, UnknownMethodError("this peer does not infer")))
+                self._answer(error_message(message, UnknownMethodError("this peer does not infer")))
             elif not self._ledger.answer(message, sum(len(frame) for frame in frames)):
                 logger.debug("dropped a late answer to request %d", message.request_id)
 
@@ -296,19 +268,12 @@ class Channel:
                 self._ledger.lose_connection(self._connections, self._unreachable)
 
     def _take_call(self, message: Message) -> None:
-        if self._on_call is None:
-            error: SplitfleetError = UnknownMethodError(f"this peer takes no calls, got {message.method!r}")
-        else:
-            budget_s = float("inf") if message.budget_s is None else message.budget_s
-            try:
-                self._calls.put_nowait((message, time.monotonic() + budget_s))
-                return
-            except queue.Full:
-                error = OverloadedError(f"{MAX_CALLS_WAITING} calls wait here already", retry_after_s=1.0)
-        self._reply(to_error(message, error))
-
-    def _reply(self, message: Message) -> None:
-        self._outbox.append(_Answer(encode(message), time.monotonic() + KEEP_ANSWER_S))
+        try:
+            if self._worker is None:
+                raise UnknownMethodError(f"this peer takes no calls, got {message.method!r}")
+            self._worker.take(message)
+        except SplitfleetError as error:
+            self._answer(error_message(message, error))
 
     def _release(self) -> None:
         self._socket.disable_monitor()
@@ -316,46 +281,3 @@ class Channel:
         self._socket.close(0)
         if self._own_context:
             self._context.term()
-
-    # This one runs in the thread for calls.
-
-    def _work(self) -> None:
-        assert self._on_call is not None
-        while (item := self._calls.get()) is not None and not self._stopping:
-            message, deadline = item
-            try:
-                if time.monotonic() > deadline:
-                    raise DeadlineExceededError(f"the call {message.method!r} waited longer than its budget")
-                body, tensors = self._on_call(message)
-                reply = Message(
-                    type=MessageType.REPLY, request_id=message.request_id, body=body, tensors=tuple(tensors)
-                )
-                self._reply(reply)
-            except Exception as error:
-                if not isinstance(error, SplitfleetError):
-                    logger.exception("the call %r failed in an unforeseen way", message.method)
-                self._reply(to_error(message, error))
-            self._wake()
-
-
-def to_error(request: Message, error: BaseException) -> Message:
-    """The ERROR message that answers ``request``."""
-    return Message(type=MessageType.ERROR, request_id=request.request_id, bundle=request.bundle, body=to_wire(error))
-
-
-def _dealer(context: zmq.Context[zmq.Socket[bytes]], handshake_s: float) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.DEALER)
-    # Without it a DEALER queues while the peer is away and floods it with stale requests when it is back.
-    socket.setsockopt(zmq.IMMEDIATE, 1)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, QUEUE_OF_SOCKET)
-    socket.setsockopt(zmq.RCVHWM, QUEUE_OF_SOCKET)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_TENSOR_BYTES)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, max(int(handshake_s * 1000), 1))
-    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
-    # A silent partition closes no connection.
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS)
-    return socket

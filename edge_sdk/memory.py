@@ -10,6 +10,7 @@ Whether a head fits is others' decision.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import signal
@@ -32,6 +33,7 @@ from edge_sdk.errors import (
 
 INVOKES = 10
 POLL_S = 0.2
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,8 @@ def _status(name: str) -> int:
 
 
 def _main() -> None:
+    # An agent that is killed cannot stop us any more.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         document = vars(_measure_here(Path(sys.argv[1]), sys.argv[2]))
     except SplitfleetError as error:

@@ -1,0 +1,49 @@
+"""The ZeroMQ socket of a channel: which endpoints there are, and the options without which a DEALER misbehaves."""
+
+from __future__ import annotations
+
+import re
+
+import zmq
+
+from edge_sdk.errors import ConfigError
+from edge_sdk.wire import MAX_TENSOR_BYTES
+
+RECONNECT_MS = 100
+MAX_RECONNECT_MS = 2000
+# A ping waits behind the features that are on their way: on a link of 1 Mbit/s a few of them take seconds.
+HEARTBEAT_INTERVAL_MS = 2000
+HEARTBEAT_TIMEOUT_MS = 10_000
+HEARTBEAT_TTL_MS = 15_000
+QUEUED_MESSAGES = 64
+
+Context = zmq.Context[zmq.Socket[bytes]]
+Socket = zmq.Socket[bytes]
+
+_ENDPOINT = re.compile(r"tcp://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):(\d{1,5})|ipc://.+")
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raises :class:`ConfigError` for what one cannot connect to."""
+    match = _ENDPOINT.fullmatch(endpoint)
+    if match is None or not 0 < int(match[1] or 1) < 2**16:
+        raise ConfigError(f"{endpoint!r} is not an endpoint: expected one such as tcp://127.0.0.1:5555")
+
+
+def open_dealer(context: Context, handshake_s: float) -> Socket:
+    """A DEALER that is not connected yet; a handshake that takes longer than ``handshake_s`` is begun anew."""
+    socket = context.socket(zmq.DEALER)
+    # Without it a DEALER queues while the peer is away and floods it with stale requests when it is back.
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_TENSOR_BYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, max(int(handshake_s * 1000), 1))
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+    # A silent partition closes no connection.
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS)
+    return socket
