@@ -77,6 +77,21 @@ class Draw:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where a trial's model is cut, after operation ``k`` of ``n``, and the digest of the bundle that became of it.
+
+    ``predicted_bytes`` is what the memory model says of the head, ``whole_bytes`` what it says of the whole model.
+    """
+
+    k: int
+    n: int
+    cut: str
+    predicted_bytes: int
+    whole_bytes: int
+    bundle: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trial:
     """A draw and what came of it. ``missed`` names every threshold that was missed, ``reason`` says it in words."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,9 @@ from cloud_server.allocation.settings import (
     AllocationSettings,
     Thresholds,
 )
+
+if TYPE_CHECKING:
+    from cloud_server.registry import Registry
 
 Function = Callable[..., Any]
 MakeSettings = Callable[..., AllocationSettings]
@@ -129,6 +132,14 @@ def registry_options(function: Function) -> Function:
         ),
         function,
     )
+
+
+def open_registry(home: Path | None, registry: str | None) -> Registry:
+    """The registry that :func:`registry_options` name; it is created when it does not exist."""
+    from cloud_server.home import Home
+    from cloud_server.registry import Registry
+
+    return Registry(registry or Home.at(home).registry_url)
 
 
 def _apply(options: tuple[Callable[[Function], Function], ...], function: Function) -> Function:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.settings import AllocationSettings
-from cloud_server.allocation.trial import Criterion, Evaluation, TrialState
+from cloud_server.allocation.trial import Criterion, Evaluation, Placement, TrialState
 
 Variant = Literal["split", "cloud-only", "edge-only"]
 
@@ -38,20 +38,6 @@ class DeviceRecord:
     first_seen: datetime
     last_seen: datetime
     bundle: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placement:
-    """Where a trial's model is cut, after operation ``k`` of ``n``; ``predicted_bytes`` is what the run's memory model
-    says of the head, ``whole_bytes`` what it says of the whole model.
-    """
-
-    k: int
-    n: int
-    cut: str
-    predicted_bytes: int
-    whole_bytes: int
-    bundle: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,12 @@ from typing import Any, cast
 
 from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.settings import AllocationSettings, Thresholds
-from cloud_server.allocation.trial import Criterion, Evaluation, TrialState
+from cloud_server.allocation.trial import Criterion, Evaluation, Placement, TrialState
 from cloud_server.registry.records import (
     AllocationRecord,
     DeviceRecord,
     EvaluationRecord,
     OutcomeRecord,
-    Placement,
     RunRecord,
     RunState,
     TrialRecord,

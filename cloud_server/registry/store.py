@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, selectinload
 
 from cloud_server.allocation.settings import AllocationSettings
-from cloud_server.allocation.trial import Draw, Evaluation, Trial, TrialState
+from cloud_server.allocation.trial import Draw, Evaluation, Placement, Trial, TrialState
 from cloud_server.registry import rows
 from cloud_server.registry.engine import WRITES, make_engine, shown, told_errors
 from cloud_server.registry.migrate import migrate
@@ -28,7 +28,6 @@ from cloud_server.registry.records import (
     AllocationRecord,
     DeviceRecord,
     OutcomeRecord,
-    Placement,
     RunRecord,
     RunState,
     TrialRecord,

@@ -17,9 +17,9 @@ from alembic.migration import MigrationContext
 
 from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.settings import AllocationSettings, Thresholds
-from cloud_server.allocation.trial import Draw, Evaluation, Trial, TrialState
+from cloud_server.allocation.trial import Draw, Evaluation, Placement, Trial, TrialState
 from cloud_server.registry import Registry
-from cloud_server.registry.records import OutcomeRecord, Placement, RunState
+from cloud_server.registry.records import OutcomeRecord, RunState
 from cloud_server.registry.schema import Base
 from edge_sdk.errors import ConfigError, RegistryUnreachableError, SplitfleetError
 from edge_sdk.protocol import Emulation, Register, Resources

@@ -1,0 +1,104 @@
+"""Candidates: the models of a task, where each may be cut, and the bundles that become of it.
+
+:class:`Candidates` is what the loop needs; :class:`ZooCandidates` has it of the zoo, made by a workshop's processes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Protocol
+
+from cloud_server.allocation.fleet import Array
+from cloud_server.allocation.memory_model import ChosenCut, MemoryModel, NoCut
+from cloud_server.allocation.predictions import Predictions
+from converters import Recipe, Workshop
+from edge_sdk.bundle import Bundle, file_sha256
+from zoo_keras.samples import Samples
+
+
+class Candidates(Protocol):
+    """All methods may be called from any thread; they raise :class:`SplitfleetError`."""
+
+    @property
+    def models(self) -> Sequence[str]:
+        """The names of the task's models."""
+        ...
+
+    def choose(self, model: str, budget_bytes: int) -> ChosenCut | NoCut:
+        """Where the memory model cuts for a memory budget; may have to load the model first."""
+        ...
+
+    def build(self, model: str, k: int) -> Bundle:
+        """The bundle of a model cut after operation ``k``, 0 and n included; minutes if it was not built before."""
+        ...
+
+    def predict(self, model: str, samples: Samples) -> Sequence[Array]:
+        """The outputs (N, …) of the whole model in floating point."""
+        ...
+
+
+class ZooCandidates:
+    """The zoo's models of a task."""
+
+    def __init__(
+        self, workshop: Workshop, predictions: Predictions, task: str, models: Sequence[str], memory_model: MemoryModel
+    ) -> None:
+        self._workshop = workshop
+        self._predictions = predictions
+        self._memory_model = memory_model
+        self._recipes = {model: zoo_recipe(task, model) for model in models}
+
+    @property
+    def models(self) -> Sequence[str]:
+        return tuple(self._recipes)
+
+    def choose(self, model: str, budget_bytes: int) -> ChosenCut | NoCut:
+        return self._memory_model(self._workshop.outline(self._recipes[model]).result(), budget_bytes)
+
+    def build(self, model: str, k: int) -> Bundle:
+        future: Future[Path] = self._workshop.build(self._recipes[model], k)
+        return Bundle.open(future.result())
+
+    def predict(self, model: str, samples: Samples) -> Sequence[Array]:
+        return self._predictions.of(self._recipes[model], samples)
+
+
+def zoo_recipe(task: str, model: str) -> Recipe:
+    """How a worker process gets at a model of the zoo. Raises :class:`ConfigError` if it was not trained."""
+    import zoo_keras
+
+    weights_sha256 = zoo_keras.model_info(task, model).weights_sha256
+    return Recipe(
+        task=task,
+        model_name=model,
+        load=functools.partial(zoo_keras.load_model, task, model),
+        calibration=functools.partial(_calibration, task),
+        fingerprint=f"{weights_sha256} {_calibration_sha256(task)} {_builders_sha256()}",
+    )
+
+
+def _calibration(task: str) -> Mapping[str, Array]:
+    import zoo_keras
+
+    return zoo_keras.task(task).samples("calibration").inputs
+
+
+@functools.cache
+def _calibration_sha256(task: str) -> str:
+    import zoo_keras
+
+    return zoo_keras.task(task).samples("calibration").digest
+
+
+@functools.cache
+def _builders_sha256() -> str:
+    """The architectures are code: the same weights in another one are another model."""
+    from zoo_keras import builders
+
+    folder = Path(builders.__file__).parent
+    digests = [file_sha256(path) for path in sorted(folder.glob("*.py"))]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()

@@ -1,0 +1,233 @@
+"""The loop that carries out what the allocation core asks for: build, deploy, evaluate, record, round by round.
+
+It decides nothing: draws and verdicts are :mod:`cloud_server.allocation.core`'s. A round has two phases. In the first
+all its devices get their bundles and run the validation set, side by side, while other bundles are still being built.
+In the second the latency is measured, when nothing else runs: one device at a time where any device is emulated, since
+emulated devices share the cores of a machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TypeVar
+
+from cloud_server.allocation.candidates import Candidates
+from cloud_server.allocation.core import Allocator
+from cloud_server.allocation.evaluator import Accuracy, Labelled, evaluation, measure_accuracy, measure_latency
+from cloud_server.allocation.fleet import Fleet
+from cloud_server.allocation.memory_model import NoCut
+from cloud_server.allocation.metrics import Metric
+from cloud_server.allocation.observer import Observer
+from cloud_server.allocation.publisher import Publisher
+from cloud_server.allocation.settings import AllocationSettings
+from cloud_server.allocation.trial import Draw, Evaluation, Failure, Placement, Trial, TrialState
+from cloud_server.registry import Registry
+from edge_sdk.bundle import Bundle
+from edge_sdk.errors import (
+    DeviceUnreachableError,
+    DoesNotFitError,
+    PeerUnreachableError,
+    RegistryUnreachableError,
+    SplitfleetError,
+)
+from edge_sdk.protocol import DeviceState, InstallReport
+
+MAX_SIDE_BY_SIDE = 32
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Deployed:
+    """A bundle that is installed on a device and has run the validation set there; its latency is still to come."""
+
+    device_id: str
+    trial_id: int
+    bundle: Bundle
+    install: InstallReport
+    accuracy: Accuracy
+
+
+class Loop:
+    """The rounds of one run. ``accepted``: what each device with an accepted trial has, by device id."""
+
+    def __init__(
+        self,
+        *,
+        run_id: int,
+        settings: AllocationSettings,
+        core: Allocator,
+        fleet: Fleet,
+        candidates: Candidates,
+        publisher: Publisher,
+        registry: Registry,
+        validation: Labelled,
+        metric: Metric,
+        observer: Observer,
+    ) -> None:
+        self._run_id = run_id
+        self._settings = settings
+        self._core = core
+        self._fleet = fleet
+        self._candidates = candidates
+        self._publisher = publisher
+        self._registry = registry
+        self._validation = validation
+        self._metric = metric
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._states: Mapping[str, DeviceState] = {}
+        self._trial_ids: dict[Draw, int] = {}
+        self.accepted: dict[str, Deployed] = {}
+
+    def run(self, pool: ThreadPoolExecutor) -> None:
+        """All rounds, until the core asks for nothing more."""
+        while draws := self._core.ask(self._online()):
+            number = self._core.round
+            self._registry.start_round(self._run_id, number, now=utc_now())
+            self._observer.round_started(number, draws)
+            deployed = [pair for pair in pool.map(self._deploy, draws) if pair is not None]
+            self.with_quiet_cores(pool, lambda pair: self._finish(*pair), deployed)
+            self._registry.end_round(self._run_id, number, now=utc_now())
+
+    def trial_id(self, draw: Draw) -> int:
+        """The id of a draw's trial in the registry."""
+        return self._trial_ids[draw]
+
+    def with_quiet_cores(self, pool: ThreadPoolExecutor, measure: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Call ``measure`` for each item: one at a time where a device is emulated, else side by side."""
+        emulated = any(state.registration.emulation for state in self._states.values())
+        return list(map(measure, items) if emulated else pool.map(measure, items))
+
+    def deploy(self, device_id: str, trial_id: int, bundle: Bundle) -> Deployed:
+        """Install a bundle on a device and run the validation set. Raises :class:`SplitfleetError`."""
+        self._observer.progress(device_id, "publishing the bundle")
+        self._publisher.publish(bundle)
+        self._observer.progress(device_id, "installing")
+        install = self._fleet.install(device_id, bundle.digest)
+        accuracy = measure_accuracy(
+            self._fleet, device_id, bundle, self._validation, self._metric, self._told(device_id, "accuracy")
+        )
+        self._observer.progress(device_id, "waiting for the latency phase")
+        return Deployed(device_id=device_id, trial_id=trial_id, bundle=bundle, install=install, accuracy=accuracy)
+
+    def measure(self, deployed: Deployed) -> Evaluation:
+        """Complete the evaluation of a deployed bundle. Raises :class:`SplitfleetError`."""
+        self._observer.progress(deployed.device_id, f"latency of {self._settings.latency_samples} requests")
+        latency = measure_latency(
+            self._fleet, deployed.device_id, deployed.bundle, self._validation, self._settings.latency_samples
+        )
+        return evaluation(deployed.install, deployed.accuracy, latency)
+
+    def measure_test(self, device_id: str, bundle: Bundle, data: Labelled) -> Accuracy:
+        """The accuracy of an installed bundle on another labelled set. Raises :class:`SplitfleetError`."""
+        return measure_accuracy(self._fleet, device_id, bundle, data, self._metric, self._told(device_id, "test set"))
+
+    def _told(self, device_id: str, what: str) -> Callable[[int, int], None]:
+        return lambda done, total: self._observer.progress(device_id, f"{what}: {done} of {total} samples")
+
+    def _online(self) -> Sequence[str]:
+        self._states = online_devices(self._fleet, self._settings)
+        for state in self._states.values():
+            self._registry.record_device(state.registration, now=utc_now())
+        return tuple(self._states)
+
+    def _deploy(self, draw: Draw) -> tuple[Draw, Deployed] | None:
+        """Deploy a draw, or what its device draws in its place while it is none that fits."""
+        candidate: Draw | None = draw
+        while candidate is not None:
+            trial_id = self._begin(candidate)
+            built = _attempt(partial(self._build, candidate, trial_id))
+            if isinstance(built, NoCut):
+                self._end(candidate, Failure(state=TrialState.DOES_NOT_FIT, reason=built.reason))
+                with self._lock:
+                    candidate = self._core.ask_again(candidate.device_id)
+                continue
+            if isinstance(built, Bundle):
+                deployed = _attempt(partial(self.deploy, candidate.device_id, trial_id, built))
+                if isinstance(deployed, Deployed):
+                    return candidate, deployed
+                self._end(candidate, deployed)
+            else:
+                self._end(candidate, built)
+            return None
+        return None
+
+    def _begin(self, draw: Draw) -> int:
+        self._observer.trial_started(draw)
+        trial_id = self._registry.start_trial(
+            self._run_id, draw, memory_budget_bytes=self._budget_bytes(draw), now=utc_now()
+        )
+        self._trial_ids[draw] = trial_id
+        return trial_id
+
+    def _budget_bytes(self, draw: Draw) -> int:
+        return self._states[draw.device_id].registration.model_ram_bytes
+
+    def _build(self, draw: Draw, trial_id: int) -> Bundle | NoCut:
+        self._observer.progress(draw.device_id, f"choosing the cut of {draw.model}")
+        chosen = self._candidates.choose(draw.model, self._budget_bytes(draw))
+        if isinstance(chosen, NoCut):
+            return chosen
+        self._observer.progress(draw.device_id, f"converting {draw.model}, cut {chosen.k} of {chosen.n}")
+        bundle = self._candidates.build(draw.model, chosen.k)
+        self._registry.place_trial(
+            trial_id,
+            Placement(
+                k=chosen.k,
+                n=chosen.n,
+                cut=chosen.cut,
+                predicted_bytes=chosen.predicted_bytes,
+                whole_bytes=chosen.whole_bytes,
+                bundle=bundle.digest,
+            ),
+        )
+        return bundle
+
+    def _finish(self, draw: Draw, deployed: Deployed) -> None:
+        if self._end(draw, _attempt(partial(self.measure, deployed))).state is TrialState.ACCEPTED:
+            self.accepted[draw.device_id] = deployed
+
+    def _end(self, draw: Draw, result: Evaluation | Failure) -> Trial:
+        with self._lock:
+            trial = self._core.tell(draw, result)
+        trial_id = self._trial_ids[draw]
+        self._registry.end_trial(trial_id, trial, now=utc_now())
+        if trial.state is TrialState.ACCEPTED:
+            self._registry.activate(trial_id, now=utc_now())
+        self._observer.trial_ended(trial)
+        return trial
+
+
+def online_devices(fleet: Fleet, settings: AllocationSettings) -> dict[str, DeviceState]:
+    """The devices that the settings ask for and that are online, by id."""
+    return {
+        state.registration.device_id: state
+        for state in fleet.devices()
+        if state.online and (not settings.devices or state.registration.device_id in settings.devices)
+    }
+
+
+def utc_now() -> datetime:
+    """The time that goes into the registry."""
+    return datetime.now(UTC)
+
+
+def _attempt(action: Callable[[], T]) -> T | Failure:
+    """What ``action`` returns; an error of one candidate or device fails its trial and does not end the run."""
+    try:
+        return action()
+    except (PeerUnreachableError, RegistryUnreachableError):
+        raise
+    except DeviceUnreachableError as error:
+        return Failure(state=TrialState.UNREACHABLE, reason=error.message)
+    except DoesNotFitError as error:
+        return Failure(state=TrialState.DOES_NOT_FIT, reason=error.message)
+    except SplitfleetError as error:
+        return Failure(state=TrialState.FAILED, reason=error.message)

@@ -1,0 +1,146 @@
+"""A fleet behind a server: instructions go over one channel, and the server relays them to the devices."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from cloud_server.allocation.fleet import Array, RunResult, Seconds
+from edge_sdk.bundle import Bundle
+from edge_sdk.channel import Channel
+from edge_sdk.errors import ProtocolError
+from edge_sdk.protocol import (
+    CallDevice,
+    DeviceState,
+    Install,
+    InstallReport,
+    ListDevices,
+    LoadTail,
+    Run,
+    RunReport,
+    UnloadTail,
+)
+from edge_sdk.repository_client import RepositoryClient
+from edge_sdk.wire import Message
+
+LIST_TIMEOUT_S = 10.0
+TAIL_TIMEOUT_S = 300.0
+# How long a device may take is the server's to judge, by its progress. This only bounds what the wire carries.
+DEVICE_CALL_TIMEOUT_S = 24 * 3600.0
+
+
+class RemoteFleet:
+    """The fleet of the server at ``endpoint``. A context manager.
+
+    ``stall_timeout_s``: how long a device may be silent or make no progress. Raises :class:`PeerUnreachableError` when
+    no server answers, :class:`ConfigError` for a bad endpoint.
+    """
+
+    def __init__(self, endpoint: str, *, stall_timeout_s: float) -> None:
+        self._channel = Channel(endpoint)
+        self._repository = RepositoryClient(self._channel)
+        self._stall_timeout_s = stall_timeout_s
+        # Blobs are appended to in order: two threads that send the same one would disturb each other.
+        self._uploading = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def devices(self) -> Sequence[DeviceState]:
+        states: list[DeviceState] = []
+        after: str | None = None
+        while True:
+            body = self._channel.call(ListDevices(after=after), timeout_s=LIST_TIMEOUT_S).body
+            page, following = body.get("devices"), body.get("next")
+            if not isinstance(page, list) or not all(isinstance(entry, dict) for entry in page):
+                raise ProtocolError("fleet.devices must answer with a list of devices")
+            states += [DeviceState.from_body(entry) for entry in page]
+            if following is None:
+                return states
+            if not isinstance(following, str) or (after is not None and following <= after):
+                raise ProtocolError(f"fleet.devices: the page after {after!r} ends in {following!r}")
+            after = following
+
+    def publish(self, bundle: Bundle) -> None:
+        with self._uploading:
+            self._repository.put_bundle(bundle)
+        if bundle.manifest.has_tail:
+            self._channel.call(LoadTail(bundle=bundle.digest), timeout_s=TAIL_TIMEOUT_S)
+
+    def unload(self, digest: str) -> None:
+        self._channel.call(UnloadTail(bundle=digest), timeout_s=TAIL_TIMEOUT_S)
+
+    def publish_inputs(self, inputs: Mapping[str, Array]) -> Mapping[str, str]:
+        blobs: dict[str, str] = {}
+        with tempfile.TemporaryDirectory(prefix="splitfleet-inputs-") as folder, self._uploading:
+            for number, (name, array) in enumerate(inputs.items()):
+                path = Path(folder) / f"{number}.npy"
+                np.save(path, np.ascontiguousarray(array), allow_pickle=False)
+                with path.open("rb") as file:
+                    blobs[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                self._repository.put(blobs[name], path)
+        return blobs
+
+    def install(self, device_id: str, digest: str) -> InstallReport:
+        return InstallReport.from_body(self._call(device_id, Install(bundle=digest)).body)
+
+    def run(
+        self,
+        device_id: str,
+        digest: str,
+        inputs: Mapping[str, str],
+        *,
+        first: int,
+        count: int,
+        window: int,
+        warmup: int,
+    ) -> RunResult:
+        request = Run(bundle=digest, inputs=dict(inputs), first=first, count=count, window=window, warmup=warmup)
+        message = self._call(device_id, request)
+        report = RunReport.from_body(message.body)
+        arrays = message.arrays()
+        numbers = sum(name.startswith("output_") for name in arrays)
+        outputs = tuple(_array(arrays, f"output_{number}", count) for number in range(max(numbers, 1)))
+        edge_s, transfer_s, cloud_s = (_times(arrays, name, count) for name in ("edge_s", "transfer_s", "cloud_s"))
+        return RunResult(
+            outputs=outputs, edge_s=edge_s, transfer_s=transfer_s, cloud_s=cloud_s, sent_bytes=report.sent_bytes
+        )
+
+    def _call(self, device_id: str, request: Install | Run) -> Message:
+        relayed = CallDevice(
+            device_id=device_id,
+            device_method=request.method,
+            params=request.to_body(),
+            stall_timeout_s=self._stall_timeout_s,
+        )
+        return self._channel.call(relayed, timeout_s=DEVICE_CALL_TIMEOUT_S)
+
+
+def _array(arrays: Mapping[str, Any], name: str, count: int) -> Array:
+    array: Array | None = arrays.get(name)
+    if array is None or array.ndim < 1 or len(array) != count:
+        got = "nothing" if array is None else list(array.shape)
+        raise ProtocolError(f"device.run must answer with tensor {name!r} for {count} samples, got {got}")
+    return array
+
+
+def _times(arrays: Mapping[str, Any], name: str, count: int) -> Seconds:
+    array = _array(arrays, name, count)
+    if array.shape != (count,) or array.dtype != np.float64 or not (np.isfinite(array) & (array >= 0)).all():
+        raise ProtocolError(f"device.run: tensor {name!r} must be {count} float64 times of 0 s or more")
+    return array

@@ -1,0 +1,219 @@
+"""A whole run: from the settings to the result, with everything that it opens closed again, however it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+
+from cloud_server.allocation.candidates import Candidates, ZooCandidates
+from cloud_server.allocation.conclusion import Conclusion
+from cloud_server.allocation.core import Allocator, Outcome, OutcomeState
+from cloud_server.allocation.draw import RandomDraw
+from cloud_server.allocation.evaluator import Labelled
+from cloud_server.allocation.fleet import Fleet
+from cloud_server.allocation.lease import LEASE_S, Lease
+from cloud_server.allocation.loop import MAX_SIDE_BY_SIDE, Loop, online_devices, utc_now
+from cloud_server.allocation.memory_model import MODELS
+from cloud_server.allocation.observer import Observer
+from cloud_server.allocation.predictions import Predictions
+from cloud_server.allocation.publisher import Publisher
+from cloud_server.allocation.remote_fleet import RemoteFleet
+from cloud_server.allocation.result import AllocationResult, read_result
+from cloud_server.allocation.settings import AllocationSettings
+from cloud_server.allocation.task_data import TaskData, zoo_task
+from cloud_server.home import Home
+from cloud_server.registry import Registry
+from cloud_server.registry.records import OutcomeRecord, RunState
+from converters import Workshop
+from edge_sdk.errors import ConfigError, RegistryUnreachableError, SplitfleetError
+from edge_sdk.protocol import DeviceState
+
+LOOK_FOR_DEVICES_EVERY_S = 1.0
+
+
+def run_over_wire(
+    settings: AllocationSettings,
+    *,
+    endpoint: str,
+    registry_url: str,
+    home: Home,
+    observer: Observer,
+    wait_for_devices: bool,
+) -> AllocationResult:
+    """See :func:`cloud_server.allocation.run_allocation`."""
+    data = zoo_task(settings.task)
+    with (
+        Registry(registry_url) as registry,
+        RemoteFleet(endpoint, stall_timeout_s=settings.device_timeout_s) as fleet,
+        Workshop(home.conversions) as workshop,
+        closing(Predictions(home.conversions / "predictions")) as predictions,
+    ):
+        candidates = ZooCandidates(workshop, predictions, settings.task, data.models, MODELS[settings.memory_model])
+
+        def abort() -> None:
+            fleet.close()
+            workshop.close(wait=False)
+            predictions.close()
+
+        devices = find_devices(fleet, settings, observer, wait=wait_for_devices, endpoint=endpoint)
+        return allocate(
+            settings,
+            devices=devices,
+            fleet=fleet,
+            candidates=candidates,
+            registry=registry,
+            data=data,
+            observer=observer,
+            abort=abort,
+        )
+
+
+def find_devices(
+    fleet: Fleet, settings: AllocationSettings, observer: Observer, *, wait: bool, endpoint: str
+) -> Mapping[str, DeviceState]:
+    """The devices to begin with. Raises :class:`ConfigError` when there is none and nobody wants to ``wait``."""
+    pause = threading.Event()
+    while not (online := online_devices(fleet, settings)):
+        if not wait:
+            asked = f"none of the devices {', '.join(settings.devices)}" if settings.devices else "no device"
+            raise ConfigError(
+                f"{asked} is registered at {endpoint} and online; start one with "
+                f"'splitfleet-edge run --server {endpoint}'"
+            )
+        observer.waiting()
+        pause.wait(LOOK_FOR_DEVICES_EVERY_S)
+    return online
+
+
+def allocate(
+    settings: AllocationSettings,
+    *,
+    devices: Mapping[str, DeviceState],
+    fleet: Fleet,
+    candidates: Candidates,
+    registry: Registry,
+    data: TaskData,
+    observer: Observer,
+    abort: Callable[[], None],
+) -> AllocationResult:
+    """Record a run and carry it out.
+
+    ``abort`` makes everything fail that is under way. When an exception ends the run, the registry tells so.
+    """
+    registry.interrupt_dead_runs(now=utc_now())
+    run_id = registry.start_run(settings, lease_s=LEASE_S, now=utc_now())
+    try:
+        observer.run_started(run_id, settings, tuple(devices.values()), candidates.models)
+        if len(candidates.models) < len(devices):
+            observer.warned(
+                f"the task {settings.task!r} has {len(candidates.models)} models for {len(devices)} devices: "
+                "some devices will get the same"
+            )
+        with (
+            Lease(registry, run_id, on_loss=abort) as lease,
+            ThreadPoolExecutor(MAX_SIDE_BY_SIDE, "allocation") as pool,
+        ):
+            try:
+                outcomes = _carry_out(run_id, settings, fleet, candidates, registry, data, observer, pool)
+            except BaseException as error:
+                # Else the pool would wait for devices and conversions that nobody needs any more.
+                abort()
+                if lease.lost:
+                    raise SplitfleetError(
+                        f"run {run_id} was not heard of for {LEASE_S:g} s and taken for dead; start it again"
+                    ) from error
+                raise
+        state, reason = _verdict(outcomes)
+        registry.end_run(run_id, state, reason=reason, now=utc_now())
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        message = error.message if isinstance(error, SplitfleetError) else f"{type(error).__name__}: {error}"
+        with suppress(RegistryUnreachableError):
+            registry.end_run(
+                run_id,
+                RunState.INTERRUPTED if stopped else RunState.FAILED,
+                reason="stopped by the user" if stopped else message,
+                now=utc_now(),
+            )
+        raise
+    return read_result(registry, run_id)
+
+
+def _carry_out(
+    run_id: int,
+    settings: AllocationSettings,
+    fleet: Fleet,
+    candidates: Candidates,
+    registry: Registry,
+    data: TaskData,
+    observer: Observer,
+    pool: ThreadPoolExecutor,
+) -> Mapping[str, Outcome]:
+    before = registry.active_bundles()
+    core = Allocator(
+        models=candidates.models,
+        thresholds=settings.thresholds,
+        strategy=RandomDraw(seed=settings.seed),
+        redraw=settings.redraw,
+        max_rounds=settings.max_rounds,
+    )
+    core.expect(settings.devices)
+    publisher = Publisher(fleet)
+    validation = Labelled(inputs=fleet.publish_inputs(data.validation.inputs), labels=data.validation.labels)
+    loop = Loop(
+        run_id=run_id,
+        settings=settings,
+        core=core,
+        fleet=fleet,
+        candidates=candidates,
+        publisher=publisher,
+        registry=registry,
+        validation=validation,
+        metric=data.metric,
+        observer=observer,
+    )
+    loop.run(pool)
+    outcomes = core.outcomes()
+    conclusion = Conclusion(
+        loop=loop,
+        fleet=fleet,
+        candidates=candidates,
+        publisher=publisher,
+        registry=registry,
+        data=data,
+        observer=observer,
+    )
+    conclusion.measure_test(pool)
+    if settings.baselines:
+        conclusion.measure_baselines(pool)
+    conclusion.restore(
+        device_id
+        for device_id, outcome in outcomes.items()
+        if outcome.state in (OutcomeState.INFEASIBLE, OutcomeState.UNDECIDED)
+    )
+    conclusion.unload(before=before)
+    registry.record_outcomes(run_id, (_record(loop, outcome) for outcome in outcomes.values()))
+    return outcomes
+
+
+def _record(loop: Loop, outcome: Outcome) -> OutcomeRecord:
+    trial = outcome.accepted or outcome.nearest_miss
+    return OutcomeRecord(
+        device_id=outcome.device_id,
+        state=outcome.state,
+        trial_id=None if trial is None else loop.trial_id(trial.draw),
+    )
+
+
+def _verdict(outcomes: Mapping[str, Outcome]) -> tuple[RunState, str]:
+    without = {
+        state: [device_id for device_id, outcome in outcomes.items() if outcome.state is state]
+        for state in OutcomeState
+        if state is not OutcomeState.ACCEPTED
+    }
+    reason = "; ".join(f"{state}: {', '.join(device_ids)}" for state, device_ids in without.items() if device_ids)
+    if without[OutcomeState.INFEASIBLE] or without[OutcomeState.UNDECIDED]:
+        return RunState.INFEASIBLE, reason
+    return (RunState.UNREACHABLE, reason) if reason else (RunState.ACCEPTED, "")

@@ -1,0 +1,98 @@
+"""`splitfleet allocations`: past and present runs, from the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cloud_server.cli.allocation_options import open_registry, registry_options
+from cloud_server.cli.output import json_option
+
+if TYPE_CHECKING:
+    from cloud_server.registry.records import RunRecord
+
+
+@click.group()
+def allocations() -> None:
+    """Runs of the allocator, and what came of them."""
+
+
+@allocations.command("list")
+@registry_options
+@json_option
+def list_runs(home: Path | None, registry: str | None, as_json: bool) -> None:
+    """List all runs, the newest first."""
+    from datetime import UTC, datetime
+
+    from cloud_server.cli.output import make_table, print_json, stdout
+
+    with open_registry(home, registry) as opened:
+        opened.interrupt_dead_runs(now=datetime.now(UTC))
+        runs = opened.runs()
+        active = opened.active_allocations()
+    if as_json:
+        devices = [
+            {
+                "device_id": each.device_id,
+                "bundle": each.bundle,
+                "run": each.run_id,
+                "since": each.activated_at.isoformat(),
+            }
+            for each in active
+        ]
+        print_json({"runs": [_run_document(run) for run in runs], "active": devices})
+        return
+    table = make_table("run", "task", "state", "rounds", "devices now", "started", "took", "reason", right=("run",))
+    for run in runs:
+        now = sum(each.run_id == run.run_id for each in active)
+        took = f"{(run.ended_at - run.started_at).total_seconds():.0f} s" if run.ended_at else ""
+        started = run.started_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        table.add_row(
+            str(run.run_id), run.settings.task, run.state, str(run.rounds), str(now), started, took, run.reason
+        )
+    stdout().print(table)
+
+
+@allocations.command()
+@click.argument("run", type=int, required=False)
+@registry_options
+@json_option
+def show(run: int | None, home: Path | None, registry: str | None, as_json: bool) -> None:
+    """Show RUN, or the newest one: each device with its allocation or nearest miss, and every trial."""
+    from datetime import UTC, datetime
+
+    from cloud_server.allocation.result import read_result
+    from cloud_server.cli.allocation_table import allocation_table, trials_table
+    from cloud_server.cli.output import print_json, stdout
+    from edge_sdk.errors import ConfigError
+
+    with open_registry(home, registry) as opened:
+        opened.interrupt_dead_runs(now=datetime.now(UTC))
+        if run is None:
+            runs = opened.runs()
+            if not runs:
+                raise ConfigError(f"the registry {opened.url} has no run; 'splitfleet allocate' makes one")
+            run = runs[0].run_id
+        result = read_result(opened, run)
+    if as_json:
+        print_json(result.to_document())
+        return
+    console = stdout()
+    reason = f" ({result.run.reason})" if result.run.reason else ""
+    console.print(f"run {run}: {result.run.settings.task}: {result.run.state}{reason}", soft_wrap=True)
+    console.print(allocation_table(result))
+    console.print(trials_table(result))
+
+
+def _run_document(run: RunRecord) -> dict[str, Any]:
+    return {
+        "run": run.run_id,
+        "task": run.settings.task,
+        "state": run.state,
+        "reason": run.reason,
+        "rounds": run.rounds,
+        "started_at": run.started_at.isoformat(),
+        "ended_at": run.ended_at.isoformat() if run.ended_at else None,
+    }
