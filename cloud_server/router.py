@@ -5,6 +5,7 @@ Framing is ``edge_sdk.wire``'s; what messages mean is the server's.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import zmq
@@ -19,6 +20,7 @@ HEARTBEAT_TTL_MS = 15_000
 # How much one peer may have queued in either direction before it is held back, or counted as not reading.
 QUEUED_MESSAGES = 256
 LINGER_MS = 1000
+_TCP = re.compile(r"tcp://[^/\s]+:(\*|\d+)")
 
 
 class Delivery(Enum):
@@ -36,8 +38,12 @@ class Router:
     """
 
     def __init__(self, endpoint: str) -> None:
-        if not endpoint.startswith(("tcp://", "ipc://")):
-            raise ConfigError(f"{endpoint!r} is no endpoint to bind to: expected tcp://ADDRESS:PORT or ipc://PATH")
+        tcp = _TCP.fullmatch(endpoint)
+        # ZeroMQ would take port 70000 for 4464.
+        if not (tcp and (tcp[1] == "*" or int(tcp[1]) < 2**16)) and not endpoint.startswith("ipc://"):
+            raise ConfigError(
+                f"{endpoint!r} is no endpoint to bind to: expected tcp://ADDRESS:PORT (PORT may be *) or ipc://PATH"
+            )
         self._context = zmq.Context()
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         for option, value in (

@@ -57,13 +57,13 @@ def serve(
         server = _make(bind, at, url)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())
-        # After the endpoint is bound: what goes wrong before is told on stderr, which this discards for a while.
-        Thread(target=_preload, name="preload", daemon=True).start()
         if not bind.startswith(_LOOPBACK):
             _say(log, f"warning: {bind} is open to others and asks nobody who they are: trusted networks only")
         if ready_file is not None:
             _write_ready(ready_file, server.endpoint)
         _say(log, f"splitfleet serves at {server.endpoint}; stop it with Ctrl-C")
+        # Not before: what goes wrong until here is told on stderr itself, which this discards for a while.
+        Thread(target=_preload, name="preload", daemon=True).start()
         if wanted is not None:
             _allocate_beside(wanted, server.endpoint, url, at)
         ended = server.run()

@@ -308,6 +308,11 @@ def make_bundle(tmp_path: Path) -> Callable[..., Bundle]:
 
 
 @pytest.fixture
+def make_engine() -> type[FakeEngine]:
+    return FakeEngine
+
+
+@pytest.fixture
 def feature() -> Callable[..., Tensor]:
     """A feature tensor of one sample that is filled with a number."""
 
@@ -337,3 +342,31 @@ def raises_wire() -> Callable[..., Any]:
         return pytest.raises(kind, match="".join(f"(?=.*{piece})" for piece in pieces) or None)
 
     return expect
+
+
+@pytest.fixture(scope="session")
+def saved_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """Files of small SavedModels by what is right or wrong with them. ``good``: ``output_0 = 0.1 (x - 3)``, flat."""
+    from cloud_server.engines.tensorflow_engine import import_tensorflow
+
+    tf = import_tensorflow()
+
+    class Tail(tf.Module):
+        def __init__(self) -> None:
+            self.scale = tf.Variable(0.1)
+
+        @tf.function
+        def __call__(self, feature_0: Any) -> dict[str, Any]:
+            real = self.scale * (tf.cast(feature_0, tf.float32) - 3.0)
+            return {"output_0": tf.reshape(real, (-1, 6))}
+
+    tail = Tail()
+    good = tail.__call__.get_concrete_function(tf.TensorSpec((None, *FEATURE_SHAPE), tf.int8, name="feature_0"))
+    other = tail.__call__.get_concrete_function(tf.TensorSpec((None, *FEATURE_SHAPE), tf.int8, name="image"))
+    signatures = {"good": {"serving_default": good}, "other_input": {"serving_default": other}, "unsigned": {"x": good}}
+    found = {}
+    for name, signature in signatures.items():
+        folder = tmp_path_factory.mktemp(name)
+        tf.saved_model.save(tail, str(folder), signatures=signature)
+        found[name] = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return found

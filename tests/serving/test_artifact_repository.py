@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import multiprocessing
 import os
 import threading
@@ -74,7 +75,7 @@ def test_a_blob_is_what_its_chunks_were_however_cut_and_resumed(tmp_path_factory
     folder = tmp_path_factory.mktemp("repository")
     bounds = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     name = sha(data)
-    for begin, end in [*zip(bounds, bounds[1:], strict=False)] or [(0, 0)]:
+    for begin, end in [*itertools.pairwise(bounds)] or [(0, 0)]:
         # Another process each time: nothing is kept in memory.
         assert ArtifactRepository(folder).put(name, size=len(data), offset=begin, chunk=data[begin:end]) == end
     assert ArtifactRepository(folder).read(name, 0, 1000) == data
@@ -201,7 +202,7 @@ def test_a_bundle_is_taken_in_and_laid_out(repository, make_bundle, tmp_path):
     laid.verify()
     assert laid.digest == bundle.digest
     assert files(laid.path) == files(bundle.path)
-    assert os.listdir(laid.path.parent) == [bundle.digest]
+    assert list(laid.path.parent.iterdir()) == [laid.path]
 
 
 def test_what_is_laid_out_is_kept_if_intact_and_made_anew_if_not(repository, make_bundle, tmp_path):

@@ -50,7 +50,7 @@ def test_there_and_back(client, blob, tmp_path):
 
 def test_an_upload_that_broke_off_is_taken_up_where_it_ended(running, client, blob):
     data = blob.read_bytes()
-    running.repository.put(sha(data), size=len(data), offset=0, chunk=data[:CHUNK_BYTES])
+    running.repository.put(sha(data), size=len(data), offset=0, chunk=data[: 2 * CHUNK_BYTES])
     assert client.put(sha(data), blob) < len(data)
     assert running.repository.read(sha(data), 0, len(data)) == data
 

@@ -79,7 +79,7 @@ def test_a_tail_that_raises_fails_this_request_only(running, make_bundle, featur
     engine = running.ready(bundle)
     peer = running.peer()
     engine.error = ValueError("no such kernel\nand a page of details")
-    with pytest.raises(TailFailedError, match="no such kernel$"):
+    with pytest.raises(TailFailedError, match=r"no such kernel$"):
         peer.infer(bundle.digest, feature())
     engine.error = None
     assert peer.infer(bundle.digest, feature()).type is MessageType.RESULT
@@ -246,7 +246,7 @@ def test_an_unforeseen_failure_is_told_logged_and_survived(running, make_bundle,
     assert peer.call(ListDevices()).body["devices"] == []
 
 
-def test_tails_of_active_allocations_are_loaded_at_start(start, make_bundle, tmp_path, caplog):
+def test_tails_of_active_allocations_are_loaded_at_start(start, make_bundle, caplog):
     running = start()
     good, lost, edge_only = make_bundle("good"), make_bundle("lost"), make_bundle("edge", tail={})
     for bundle in (good, edge_only):

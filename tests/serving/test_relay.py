@@ -34,9 +34,11 @@ def device(running, registration):
     return peer
 
 
-def test_a_registered_device_is_recorded_and_listed(running, device, registration):
+def test_a_registered_device_is_recorded_and_listed(running, registration):
+    device = running.peer()
+    device.call(registration(instance="a"))
     assert running.registry.recorded == [registration(instance="a")]
-    body = running.peer().call(ListDevices()).body
+    body = device.call(ListDevices()).body
     (state,) = [DeviceState.from_body(each) for each in body["devices"]]
     assert state.registration == registration(instance="a")
     assert state.online
@@ -241,12 +243,13 @@ def test_an_error_that_would_not_fit_into_a_header_is_cut_not_lost(running, monk
         raise RemoteInternalError("ä" * 50_000, more=["x" * 50_000])
 
     monkeypatch.setattr(running.tails, "load", fail)
-    with pytest.raises(RemoteInternalError, match="^ä{2000}$") as raised:
+    with pytest.raises(RemoteInternalError, match=r"^ä{2000}$") as raised:
         running.peer().call(LoadTail(bundle="x"))
     assert raised.value.details == {}
 
 
-def test_calls_to_one_device_are_bounded(running, device):
+@pytest.mark.usefixtures("device")
+def test_calls_to_one_device_are_bounded(running):
     caller = running.peer()
     for _ in range(16):
         caller.begin(call())

@@ -1,0 +1,231 @@
+"""Whatever bytes come in, the server answers the next peer; who can be made out is told what was wrong."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edge_sdk.errors import InvalidInputError, ProtocolError, SplitfleetError
+from edge_sdk.protocol import ListDevices
+from edge_sdk.wire import MAGIC, MAX_HEADER_BYTES, Message, MessageType, decode, encode
+
+METHODS = [
+    "device.register",
+    "device.heartbeat",
+    "fleet.devices",
+    "fleet.call",
+    "tail.load",
+    "tail.unload",
+    "blob.stat",
+    "blob.fetch",
+    "blob.put",
+]
+
+
+def frames_of(header, *, kind=MessageType.CALL, tensors=(), major=1, flags=0, count=None):
+    count = len(tensors) if count is None else count
+    return [MAGIC + bytes((major, kind, flags, count)), msgpack.packb(header), *tensors]
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        (frames_of({"id": 9}, count=1), "promises 1 tensor frames, 0 came"),
+        (frames_of({"id": 9}, tensors=(b"x",)), "1 tensor frames came with 0 tensor specs"),
+        (frames_of({"id": 9, "tensors": [["a", "int8", [2], None, None, "raw"]]}, tensors=(b"x",)), "needs 2 bytes"),
+        (frames_of({"id": 9, "tensors": [["a", "object", [1], None, None, "raw"]]}, tensors=(b"x",)), "dtype 'object'"),
+        (frames_of({"id": 9, "tensors": [["a", "int8", [1], None, None, "zip"]]}, tensors=(b"x",)), "codec 'zip'"),
+        (frames_of({"id": 9, "tensors": [["a", "int8", [1] * 9, None, None, "raw"]]}, tensors=(b"x",)), "at most 8"),
+        (frames_of({"id": 9, "bundle": "../x"}), "64 lower-case hex digits"),
+        (frames_of({"id": 9, "budget": float("nan")}), "finite number"),
+        (frames_of({"id": 9, "body": [1]}), "'body' has type list"),
+        (frames_of({"id": 9}, kind=MessageType.INFER, count=3), "promises 3"),
+    ],
+)
+def test_a_malformed_request_with_an_id_is_answered(running, frames, reason):
+    peer = running.peer()
+    peer.send_frames(frames)
+    with pytest.raises(ProtocolError, match=reason):
+        peer.end_of(9)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"", b""],
+        [b"GET / HTTP/1.1\r\n\r\n"],
+        [b"SPLF\x01\x04\x00\x00"],
+        [b"SPLF\x01\x04\x00\x00", b"\xc1"],
+        [b"SPLF\x01\x04\x00\x00", b"\x81" * 5000],
+        [b"SPLF\x01\x04\x00\x00", b"\x91" * 5000 + b"\xc0"],
+        [b"SPLF\x01\x04\x00\x00", msgpack.packb({"id": -1})],
+        [b"SPLF\x01\x04\x00\x00", msgpack.packb({"id": 2**64 - 1})[:-1]],
+        [b"SPLF\x01\x04\x00\x00", msgpack.packb({"id": True})],
+        [b"SPLF\x01\x04\x00\x00", msgpack.packb({"id": 1, "x": b"x" * MAX_HEADER_BYTES})],
+        [b"SPLF\x01\x63\x00\x00", msgpack.packb({"id": 1})],
+        [b"SPLF\x01\x04\x01\x00", msgpack.packb({"id": 1})],
+        [b"SPLF\x02\x04\x00\x00", msgpack.packb({"id": 1})],
+        [b"x"] * 1000,
+    ],
+)
+def test_what_has_no_addressee_is_dropped_and_counted(running, frames):
+    peer = running.peer()
+    peer.send_frames(frames)
+    assert peer.call(ListDevices()).body["devices"] == []
+    assert running.server.dropped == {"malformed messages": 1}
+
+
+@pytest.mark.parametrize("kind", [MessageType.REPLY, MessageType.ERROR, MessageType.RESULT])
+def test_answers_that_nobody_waits_for_are_dropped_and_counted(running, kind):
+    peer = running.peer()
+    peer.send(Message(type=kind, request_id=3))
+    # Malformed ones too: an error to an answer would be taken for an answer.
+    peer.send_frames(frames_of({"id": 1}, kind=kind, count=1))
+    assert peer.call(ListDevices()).body["devices"] == []
+    assert running.server.dropped.total() == 2
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+keys = st.sampled_from(
+    [
+        "device_id",
+        "resources",
+        "model_ram_bytes",
+        "progress",
+        "after",
+        "device_method",
+        "params",
+        "stall_timeout_s",
+        "bundle",
+        "sha256",
+        "offset",
+        "length",
+        "size",
+    ]
+)
+headers = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.integers(0, 5) | values,
+        "method": st.sampled_from(METHODS) | values,
+        "bundle": st.just("0" * 64) | values,
+        "budget": st.floats(0, 50) | values,
+        "body": st.dictionaries(keys, values, max_size=5) | values,
+        "tensors": st.lists(
+            st.tuples(
+                st.text(max_size=4),
+                st.sampled_from(["int8", "float32", "object"]),
+                st.lists(st.integers(-1, 3), max_size=9),
+                st.none() | st.floats(),
+                st.none() | st.integers(-200, 200),
+                st.just("raw") | st.text(max_size=4),
+            ),
+            max_size=3,
+        )
+        | values,
+    },
+)
+preambles = st.tuples(
+    st.sampled_from([1, 1, 1, 2]), st.sampled_from([1, 4, 4, 4, 2, 3, 5, 9]), st.just(0), st.integers(0, 3)
+).map(lambda bytes_: MAGIC + bytes(bytes_)) | st.binary(max_size=12)
+messages = st.lists(st.binary(max_size=30), max_size=5) | st.tuples(
+    preambles, headers.map(msgpack.packb) | st.binary(max_size=40), st.lists(st.binary(max_size=24), max_size=3)
+).map(lambda parts: [parts[0], parts[1], *parts[2]])
+
+
+def test_the_server_answers_after_whatever_came(running, caplog):
+    peer, other = running.peer(), running.peer()
+
+    @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(messages)
+    def fuzz(frames):
+        peer.send_frames(frames or [b""])
+        asked = other.begin(ListDevices())
+        assert other.end_of(asked).type is MessageType.REPLY
+        while peer.has_message():
+            # Whatever is said to it is well-formed, and never that the server did not know what to do.
+            answer = peer.receive()
+            assert answer.body.get("code") != "INTERNAL"
+
+    fuzz()
+    assert "Traceback" not in caplog.text
+
+
+whole = st.sampled_from(
+    [
+        encode(Message(type=MessageType.CALL, request_id=1, method=method, body={"device_id": "a", "sha256": "0" * 64}))
+        for method in METHODS
+    ]
+).map(lambda frames: [bytes(frame) for frame in frames])
+
+
+@st.composite
+def damaged(draw):
+    """A message that was right, with a few bytes changed, cut off or repeated."""
+    frames = list(draw(whole))
+    number = draw(st.integers(0, len(frames) - 1))
+    data = bytearray(frames[number])
+    for _ in range(draw(st.integers(1, 3))):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    frames[number] = bytes(data[: draw(st.integers(0, len(data)))])
+    return frames + draw(st.lists(st.sampled_from(frames), max_size=2))
+
+
+def test_damaged_messages_cost_nothing_but_themselves(running):
+    peer = running.peer()
+
+    @settings(max_examples=300, deadline=None)
+    @given(damaged())
+    def damage(frames):
+        peer.send_frames(frames)
+
+    damage()
+    other = running.peer()
+    assert other.call(ListDevices()).type is MessageType.REPLY
+
+
+def test_a_stranger_on_the_port_costs_nothing(running):
+    import socket
+
+    host, port = running.endpoint.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert running.peer().call(ListDevices()).body["devices"] == []
+
+
+def test_every_answer_to_a_wrong_body_is_an_error_with_its_class(running):
+    peer = running.peer()
+    for request_id, method in enumerate(METHODS, start=100):
+        peer.send(Message(type=MessageType.CALL, request_id=request_id, method=method, body={"x": 1}))
+        if method == "fleet.devices":
+            peer.end_of(request_id)
+            continue
+        with pytest.raises(InvalidInputError, match="is missing") as raised:
+            peer.end_of(request_id)
+        assert isinstance(raised.value, SplitfleetError)
+
+
+def test_decode_is_what_the_server_uses_and_cannot_unpickle():
+    import edge_sdk.wire as wire
+
+    assert "pickle" not in vars(wire)
+    with pytest.raises(ProtocolError):
+        decode(
+            [
+                MAGIC + bytes((1, 1, 0, 1)),
+                msgpack.packb({"id": 1, "tensors": [["a", "O", [1], None, None, "raw"]]}),
+                b"cos\nsystem\n",
+            ]
+        )

@@ -1,0 +1,173 @@
+"""``splitfleet serve`` as a process: it starts, says where it is, serves, and ends with nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from edge_sdk.channel import Channel
+from edge_sdk.errors import PeerUnreachableError
+from edge_sdk.protocol import Heartbeat, ListDevices, LoadTail
+from edge_sdk.repository_client import RepositoryClient
+from edge_sdk.wire import Message, MessageType, Tensor
+
+PATIENCE_S = 60
+COMMAND = [sys.executable, "-c", "from cloud_server.cli import main; main()"]
+
+
+class Served:
+    """A server process that is ready."""
+
+    def __init__(self, home, *options):
+        self.ready_file = home.parent / f"{home.name}.json"
+        self.process = subprocess.Popen(
+            [*COMMAND, "serve", "--home", str(home), "--ready-file", str(self.ready_file), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = []
+        for line in self.process.stderr:
+            self.said.append(line)
+            if line.startswith("splitfleet serves at "):
+                break
+        else:
+            raise AssertionError("".join(self.said))
+        self.ready = json.loads(self.ready_file.read_text())
+
+    def end(self, number=signal.SIGTERM):
+        """Signal it; returns exit code, stdout and all of stderr."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, out, "".join(self.said) + err
+
+
+@pytest.fixture
+def served(tmp_path):
+    started = []
+
+    def start(*options, home=tmp_path / "home"):
+        started.append(Served(home, *(options or ("--bind", "tcp://127.0.0.1:*"))))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_and_ends_cleanly(served, registration, number):
+    server = served()
+    assert server.ready["pid"] == server.process.pid
+    assert server.ready["endpoint"].startswith("tcp://127.0.0.1:")
+    assert server.ready["endpoint"] in server.said[-1]
+    with Channel(server.ready["endpoint"]) as channel:
+        channel.call(registration(), timeout_s=PATIENCE_S)
+        assert len(channel.call(ListDevices(), timeout_s=PATIENCE_S).body["devices"]) == 1
+    code, out, err = server.end(number)
+    assert code == 0
+    assert out == ""
+    assert err.splitlines() == [server.said[-1].rstrip(), "splitfleet has stopped"]
+    assert not psutil.pid_exists(server.process.pid)
+    with pytest.raises(PeerUnreachableError):
+        Channel(server.ready["endpoint"], connect_timeout_s=0.2)
+
+
+def test_a_tail_is_served_and_blobs_survive_a_restart(served, make_bundle, saved_models, registration):
+    bundle = make_bundle(tail=saved_models["good"])
+    features = np.arange(6, dtype=np.int8).reshape(1, 2, 3)
+    server = served()
+    with Channel(server.ready["endpoint"]) as channel:
+        channel.call(registration(), timeout_s=PATIENCE_S)
+        RepositoryClient(channel).put_bundle(bundle)
+        assert channel.call(LoadTail(bundle=bundle.digest), timeout_s=PATIENCE_S).body["engine"] == "tensorflow"
+        asked = Message(
+            type=MessageType.INFER,
+            request_id=0,
+            bundle=bundle.digest,
+            tensors=(Tensor(name="feature_0", data=features),),
+        )
+        result = channel.submit(asked, PATIENCE_S).result()
+        np.testing.assert_allclose(result.arrays()["output_0"], 0.1 * (features.reshape(1, 6) - 3.0), rtol=1e-5)
+    code, _, err = server.end()
+    assert code == 0
+    assert "Traceback" not in err
+    # The blobs stay; tails are loaded for accepted allocations or on demand; devices have to register again.
+    again = served()
+    with Channel(again.ready["endpoint"]) as channel:
+        assert channel.call(Heartbeat(device_id="cam-1", progress=0), timeout_s=PATIENCE_S).body == {"known": False}
+        assert RepositoryClient(channel).put_bundle(bundle) == 0
+        channel.call(LoadTail(bundle=bundle.digest), timeout_s=PATIENCE_S)
+    assert again.end()[0] == 0
+
+
+def test_a_port_in_use_is_told_in_one_line(served, tmp_path):
+    first = served()
+    second = subprocess.run(
+        [*COMMAND, "serve", "--home", str(tmp_path / "other"), "--bind", first.ready["endpoint"]],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert second.returncode == 1
+    (line,) = second.stderr.splitlines()
+    assert line.startswith(f"error: {first.ready['endpoint']} is in use")
+    assert first.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["udp://127.0.0.1:5555", "127.0.0.1:5555", "tcp://127.0.0.1:99999", "tcp://nowhere"]
+)
+def test_an_endpoint_that_is_none_is_told_in_one_line(tmp_path, endpoint):
+    done = subprocess.run(
+        [*COMMAND, "serve", "--home", str(tmp_path / "home"), "--bind", endpoint],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert endpoint in line
+
+
+def test_off_loopback_it_warns(served):
+    server = served("--bind", "tcp://0.0.0.0:*")
+    assert server.said[0].startswith("warning: tcp://0.0.0.0:* is open to others")
+    assert server.end()[0] == 0
+
+
+def test_a_ready_file_that_cannot_be_written_is_told(tmp_path):
+    done = subprocess.run(
+        [*COMMAND, "serve", "--home", str(tmp_path), "--bind", "tcp://127.0.0.1:*", "--ready-file", "/no/such/place"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: --ready-file /no/such/place: cannot be written (No such file or directory)\n"
+
+
+def test_help_loads_nothing_heavy():
+    program = (
+        "import sys, click\n"
+        "from cloud_server.cli import cli\n"
+        "cli.main(['serve', '--help'], standalone_mode=False)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert "--allocate-task" in done.stdout
+    assert not {"zmq", "numpy", "tensorflow", "sqlalchemy", "alembic", "rich", "pydantic"} & set(done.stderr.split())
