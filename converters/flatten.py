@@ -4,19 +4,19 @@ Keras keeps a graph of *nodes*, one for each call of a layer or operation. A mod
 here its own nodes stand in its place, so that it can be cut inside. Nothing is copied and nothing is added to the
 model: the steps call the very layers of the model, with their weights.
 
-Order: an operation's depth is its longest way to an output of its model; the deepest come first, as in Keras, and among
-equals the one that is found first on the way from the outputs back. A nested model stands as a whole where it is
-called.
+A nested model stands as a whole where it is called; within a model the order is Keras's own
+(:mod:`converters.keras_graph`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from converters.graph import Graph, Operation, TensorInfo
 from converters.keras_backend import load_keras
+from converters.keras_graph import end_names, graph_ends, is_graph_model, ordered_nodes
 from edge_sdk.errors import UnsupportedModelError
 from edge_sdk.wire import DTYPES, MAX_RANK
 
@@ -49,10 +49,10 @@ def flatten(model: Any) -> FlatModel:
     Raises :class:`UnsupportedModelError` for a model without a graph, and for one that holds what cannot be split; it
     names the culprit.
     """
-    inputs, outputs = _graph_ends(model, f"model {getattr(model, 'name', model)!r}")
+    inputs, outputs = graph_ends(model, f"model {getattr(model, 'name', model)!r}")
     builder = _Builder(name=model.name, batches={tensor.shape[0] for tensor in inputs if tensor.shape})
-    names = _end_names(getattr(model, "_inputs_struct", inputs), inputs)
-    output_names = _end_names(getattr(model, "_outputs_struct", outputs), outputs)
+    names = end_names(getattr(model, "_inputs_struct", inputs), inputs)
+    output_names = end_names(getattr(model, "_outputs_struct", outputs), outputs)
     scope = {id(tensor): builder.add_input(tensor, name) for tensor, name in zip(inputs, names, strict=True)}
     builder.walk(inputs, outputs, scope, prefix="")
     positions = tuple(scope[id(tensor)] for tensor in outputs)
@@ -92,17 +92,17 @@ class _Builder:
 
     def walk(self, inputs: Sequence[Any], outputs: Sequence[Any], scope: dict[int, int], prefix: str) -> None:
         """Add the operations between ``inputs`` and ``outputs``; ``scope`` maps symbolic tensors to positions."""
-        for node in _ordered_nodes(inputs, outputs):
+        for node in ordered_nodes(inputs, outputs):
             operation = node.operation
             where = f"model {self.name!r}: operation {prefix + operation.name!r}"
-            if _is_graph_model(operation):
+            if is_graph_model(operation):
                 self._walk_nested(node, scope, prefix + operation.name + "/", where)
             else:
                 bound = tuple((id(tensor), scope[id(tensor)]) for tensor in node.input_tensors)
                 self._add_step(operation, node.arguments, bound, node.outputs, scope, prefix + operation.name, where)
 
     def _walk_nested(self, node: Any, scope: dict[int, int], prefix: str, where: str) -> None:
-        inner_inputs, inner_outputs = _graph_ends(node.operation, where)
+        inner_inputs, inner_outputs = graph_ends(node.operation, where)
         inner: dict[int, int] = {}
         for outer, tensor in zip(_nested_arguments(node, inner_inputs, where), inner_inputs, strict=True):
             if tuple(outer.shape[1:]) != tuple(tensor.shape[1:]):
@@ -207,33 +207,6 @@ class _Positional:
         return {}
 
 
-def _is_graph_model(operation: Any) -> bool:
-    """Whether this is a model whose call is to run its graph: a Functional or Sequential that overrides nothing."""
-    keras = load_keras()
-    known = isinstance(operation, (keras.Function, keras.Sequential))
-    return known and type(operation).call.__module__.startswith("keras.")
-
-
-def _graph_ends(model: Any, where: str) -> tuple[list[Any], list[Any]]:
-    """The symbolic inputs and outputs of a model with a graph; :class:`UnsupportedModelError` where it has none."""
-    keras = load_keras()
-    if not _is_graph_model(model):
-        kind = type(model).__name__
-        if not isinstance(model, keras.Model):
-            raise UnsupportedModelError(f"{where}: expected a keras.Model, got {kind}")
-        raise UnsupportedModelError(
-            f"{where} is a subclassed model ({kind}) whose call() is plain Python, so it has no graph to cut; "
-            "build it as a Functional or Sequential model"
-        )
-    try:
-        inputs, outputs = list(model.inputs), list(model.outputs)
-    except AttributeError:
-        raise UnsupportedModelError(
-            f"{where} is a Sequential model that was never built; begin it with keras.Input(shape)"
-        ) from None
-    return inputs, outputs
-
-
 def _nested_arguments(node: Any, inner_inputs: Sequence[Any], where: str) -> list[Any]:
     """The symbolic tensors that a nested model is called on, in the order of its inputs."""
     keras = load_keras()
@@ -249,63 +222,6 @@ def _nested_arguments(node: Any, inner_inputs: Sequence[Any], where: str) -> lis
             f"{where}: the nested model takes {len(inner_inputs)} tensors of the outer one, got {value!r}"
         )
     return flat
-
-
-def _end_names(structure: Any, tensors: Sequence[Any]) -> tuple[str, ...]:
-    """Names of a model's inputs or outputs: the keys of a flat dict, else the operations that make them."""
-    if isinstance(structure, dict) and len(structure) == len(tensors):
-        keys = {id(tensor): str(key) for key, tensor in structure.items()}
-        if all(id(tensor) in keys for tensor in tensors):
-            return tuple(keys[id(tensor)] for tensor in tensors)
-    names = [tensor._keras_history.operation.name for tensor in tensors]
-    if len(set(names)) != len(names):
-        names = [f"{name}_{number}" for number, name in enumerate(names)]
-    return tuple(names)
-
-
-def _ordered_nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """The nodes between ``inputs`` and ``outputs`` in topological order, see the module's docstring."""
-    found = _found_backwards(inputs, outputs)
-    places = {id(node): place for place, node in enumerate(found)}
-    depths = [0] * len(found)
-    for place in range(len(found) - 1, -1, -1):
-        for parent in found[place].parent_nodes:
-            if (above := places.get(id(parent))) is not None:
-                depths[above] = max(depths[above], depths[place] + 1)
-    return [found[place] for place in sorted(range(len(found)), key=lambda place: (-depths[place], place))]
-
-
-def _found_backwards(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """The nodes that ``outputs`` need, each after those it needs itself, found depth first."""
-    ends = {id(tensor) for tensor in inputs}
-    found: list[Any] = []
-    seen: set[int] = set()
-
-    def unseen(tensors: Iterable[Any]) -> Iterator[Any]:
-        for tensor in tensors:
-            node = _node_of(tensor)
-            if id(tensor) not in ends and id(node) not in seen:
-                seen.add(id(node))
-                yield node
-
-    # An explicit stack: models may be deeper than Python's recursion limit.
-    stack: list[tuple[Any, Iterator[Any]]] = []
-    for root in unseen(outputs):
-        stack.append((root, unseen(root.input_tensors)))
-        while stack:
-            node, needed = stack[-1]
-            child = next(needed, None)
-            if child is None:
-                found.append(node)
-                stack.pop()
-            else:
-                stack.append((child, unseen(child.input_tensors)))
-    return found
-
-
-def _node_of(tensor: Any) -> Any:
-    history = tensor._keras_history
-    return history.operation._inbound_nodes[history.node_index]
 
 
 def _size(variable: Any) -> int:
