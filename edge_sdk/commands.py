@@ -57,6 +57,7 @@ def run(
     import signal
 
     from edge_sdk.agent import Agent, AgentSettings
+    from edge_sdk.dealer import check_endpoint
     from edge_sdk.resources import detect as detect_resources
     from edge_sdk.store import DeviceStore, check_device_id, default_store
 
@@ -72,6 +73,7 @@ def run(
             emulation=labels,
             cpu_slowdown=cpu_slowdown,
         )
+        check_endpoint(server)
         agent = Agent(settings, device_store)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop())
@@ -204,6 +206,8 @@ def _emulation(text: str | None) -> tuple[Any, float]:
     try:
         document = json.loads(text) if text else {}
         cpu_slowdown = float(document.pop("cpu_slowdown", 1.0))
+        if not cpu_slowdown >= 1:
+            raise ValueError(f"cpu_slowdown must be at least 1, got {cpu_slowdown}")
         return Emulation.from_body(document), cpu_slowdown
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"--emulation: {text!r} is not as the lab writes it: {error}") from None

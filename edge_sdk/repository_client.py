@@ -24,6 +24,7 @@ from edge_sdk.protocol import CHUNK_BYTES, FetchBlob, PutBlob, StatBlob
 from edge_sdk.wire import Message, MessageType, Tensor, is_digest
 
 CHUNKS_UNDER_WAY = 4
+MAX_SETBACKS = 3
 PART_SUFFIX = ".part"
 # A manifest is read into memory before its digest can be checked.
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
@@ -115,7 +116,7 @@ class RepositoryClient:
         size_bytes = path.stat().st_size
         if self.stat(sha256) == size_bytes:
             return 0
-        sent = offset = 0
+        sent = offset = setbacks = 0
         with path.open("rb") as file:
             while True:
                 file.seek(offset)
@@ -124,16 +125,26 @@ class RepositoryClient:
                 sent += chunk.size
                 if received == size_bytes:
                     return sent
-                if not offset < received < size_bytes:
+                # Less than we put: the repository had to begin anew. Once in a while that is no fault.
+                setbacks += received <= offset
+                if not 0 <= received < size_bytes or setbacks > MAX_SETBACKS:
                     raise ProtocolError(
                         f"blob.put of {size_bytes} bytes at {offset} was answered with {received} bytes received"
                     )
                 offset = received
 
     def _put_chunk(self, request: PutBlob, chunk: npt.NDArray[Any]) -> int:
+        """Put one chunk; returns the bytes that the repository has of the blob now."""
         tensors = (Tensor(name="chunk", data=chunk),)
-        received = self._channel.call(request, tensors=tensors, timeout_s=self._timeout_s).body.get("received")
+        try:
+            answer = self._channel.call(request, tensors=tensors, timeout_s=self._timeout_s).body
+        except InvalidInputError as error:
+            # Another upload of the same blob, or an earlier one, came further than ours.
+            if "received" not in error.details:
+                raise
+            answer = error.details
         self._progress()
+        received = answer.get("received")
         if not isinstance(received, int):
             raise ProtocolError(f"blob.put must answer with the bytes received, got {received!r}")
         return received

@@ -13,7 +13,6 @@ One agent at a time: :meth:`DeviceStore.open` locks the folder. Fetching is othe
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -91,8 +90,12 @@ class DeviceStore:
         Not the machine's own id: cloned SD cards and containers share that.
         """
         file = self.path / "device-id"
-        with contextlib.suppress(OSError):
+        try:
             return check_device_id(file.read_text().strip())
+        except FileNotFoundError:
+            pass
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"{file}: cannot be used: {error}") from None
         made_up = f"edge-{secrets.token_hex(6)}"
         _write(file, made_up + "\n")
         return made_up

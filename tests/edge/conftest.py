@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from edge_sdk import manifest as m
-from edge_sdk.errors import SplitfleetError, UnknownMethodError, to_wire
+from edge_sdk.errors import SplitfleetError, UnknownBlobError, UnknownMethodError, to_wire
 from edge_sdk.runtime import Interpreter
 from edge_sdk.self_check import observe, self_check_inputs
 from edge_sdk.wire import Message, MessageType, Tensor, decode, encode
@@ -241,6 +241,8 @@ class BlobHandler:
             blob = self.blobs.get(body["sha256"])
             return reply(message, {"size": None if blob is None else len(blob)})
         if message.method == "blob.fetch":
+            if body["sha256"] not in self.blobs:
+                raise UnknownBlobError(body["sha256"])
             self.fetched.append((body["sha256"], body["offset"]))
             piece = self.blobs[body["sha256"]][body["offset"] :][: body["length"]]
             return reply(message, tensors=[Tensor(name="chunk", data=np.frombuffer(piece, np.uint8))])
