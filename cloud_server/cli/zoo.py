@@ -46,7 +46,7 @@ def list_models(as_json: bool) -> None:
         table = Table(title=task_name)
         table.add_column("model", no_wrap=True)
         table.add_column("family")
-        for column in ("parameters", "weights kB", "accuracy", "epochs"):
+        for column in ("parameters", "weights kB", "accuracy"):
             table.add_column(column, justify="right", no_wrap=True)
         for info in infos:
             if info.task == task_name:
@@ -56,7 +56,6 @@ def list_models(as_json: bool) -> None:
                     f"{info.parameters:,}",
                     f"{info.weights_bytes / 1000:,.0f}",
                     f"{info.float_accuracy:.4f}",
-                    str(info.epochs),
                 )
         Console().print(table)
 
