@@ -24,6 +24,7 @@ MAX_FILE_BYTES = 1_000_000
 # Aliases let a short file stand for an endless one.
 MAX_NODES = 50_000
 MAX_DEPTH = 32
+MAX_SHOWN = 80
 
 Location = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -145,7 +146,8 @@ def _explain(model: type[BaseModel], detail: Any) -> str:
     if kind == "value_error":
         return str(detail["ctx"]["error"])
     expected = detail["msg"].removeprefix("Input should be ")
-    return f"expected {expected}, received {json.dumps(received, default=str)}"
+    shown = json.dumps(received, default=str, ensure_ascii=False)
+    return f"expected {expected}, received {shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + '…'}"
 
 
 def _keys_at(model: type[BaseModel], location: Location) -> list[str]:

@@ -65,7 +65,9 @@ def running(arguments: list[str], *, ready_file: Path, log_path: Path) -> Iterat
         yield json.loads(ready_file.read_text())
     finally:
         if stop_all([child], grace_s=GRACE_S):
-            raise LabError(f"splitfleet {arguments[0]} did not stop within {GRACE_S:g} s and was killed; see {log_path}")
+            raise LabError(
+                f"splitfleet {arguments[0]} did not stop within {GRACE_S:g} s and was killed; see {log_path}"
+            )
 
 
 def infer(endpoint: str, device_id: str, bundle: str) -> list[Inference]:

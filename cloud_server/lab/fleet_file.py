@@ -15,6 +15,7 @@ from device_profiles.loader import SUFFIXES
 from device_profiles.schema import Link, PositiveMbit, Profile, RoundTripMs
 from edge_sdk.errors import ConfigError
 
+MAX_DEVICES = 100
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 ENDPOINT_PATTERN = r"^tcp://[^/\s]+:\d{1,5}$"
 
@@ -42,7 +43,7 @@ class FleetFile(StrictModel):
 
     schema_version: Literal[1]
     server: Annotated[str, Field(pattern=ENDPOINT_PATTERN)] | None = None
-    devices: Annotated[tuple[FleetDevice, ...], Field(min_length=1, max_length=100)]
+    devices: tuple[FleetDevice, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,9 @@ def load_fleet(path: Path | str, directories: Iterable[Path | str] = ()) -> Flee
     """
     document = read_document(path)
     content = document.build(FleetFile)
+    if not 1 <= len(content.devices) <= MAX_DEVICES:
+        text = f"expected 1 to {MAX_DEVICES} devices, received {len(content.devices)}"
+        raise ConfigError(document.complaint(("devices",), text))
     directories = tuple(directories)
     seen: dict[str, int] = {}
     plans = []
