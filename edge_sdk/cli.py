@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from edge_sdk.command import LazyGroup, run
@@ -22,4 +24,6 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    # numpy's OpenBLAS sets 32 MB aside for each core, for threads that no head ever uses; read when numpy is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     run(cli, "splitfleet-edge")

@@ -25,6 +25,7 @@
     ├── DeviceUnreachableError              DEVICE_UNREACHABLE   a device vanished or made no progress
     ├── RemoteInternalError                 INTERNAL             the peer failed in an unforeseen way
     ├── PeerUnreachableError                exit 4; no peer answers at that endpoint
+    │   └── GoingAwayError                  GOING_AWAY           the peer is stopping and takes nothing new
     ├── RegistryUnreachableError            exit 4; the registry's database does not answer
     └── InfeasibleError                     exit 3; no allocation meets the thresholds
 
@@ -171,6 +172,12 @@ class PeerUnreachableError(SplitfleetError):
     """No peer answers at the endpoint."""
 
     exit_code = 4
+
+
+class GoingAwayError(PeerUnreachableError):
+    """The peer is stopping: what it could not finish is ended so, and it takes nothing new."""
+
+    wire_code = "GOING_AWAY"
 
 
 class RegistryUnreachableError(SplitfleetError):

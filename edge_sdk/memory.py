@@ -13,6 +13,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +36,10 @@ from edge_sdk.errors import (
 INVOKES = 10
 POLL_S = 0.2
 PR_SET_PDEATHSIG = 1
+# numpy's OpenBLAS sets 32 MB aside for each core, for a thread that no head ever uses.
+ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+
+_OUT_OF_MEMORY = re.compile(r"bad_alloc|MemoryError|[Cc]annot allocate memory|[Mm]emory allocation")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +70,14 @@ def measure(
     Raises :class:`DoesNotFitError` when the memory that this device has did not suffice,
     :class:`RuntimeUnavailableError` when the runtime refuses the head, :class:`DeadlineExceededError`.
     """
-    command = [sys.executable, "-m", __name__, str(head_path), runtime]
+    command = [sys.executable, "-m", "edge_sdk.memory", str(head_path), runtime]
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | ONE_BLAS_THREAD,
     ) as process:
         try:
             output, log = _communicate(process, timeout_s, stop)
@@ -92,7 +103,7 @@ def _communicate(process: subprocess.Popen[str], timeout_s: float, stop: threadi
 
 def _failure(head_path: Path, return_code: int, log: str) -> SplitfleetError:
     # What a process says when its memory runs out depends on who asked for it: the kernel, C++ or Python.
-    if return_code == -signal.SIGKILL or "bad_alloc" in log or "MemoryError" in log:
+    if return_code == -signal.SIGKILL or _OUT_OF_MEMORY.search(log):
         return DoesNotFitError(f"{head_path}: this device has too little memory to run the head even by itself")
     reason = log.strip().rpartition("\n")[2] or f"exit code {return_code}"
     return RuntimeUnavailableError(f"{head_path}: the process that measures the head failed: {reason}")

@@ -60,13 +60,13 @@ def test_a_head_that_is_refused(tmp_path):
 
 
 def test_too_little_memory_is_told(head):
-    """Under a data limit just above what Python takes, the process fails, and the reason is plain."""
+    """Under a data limit that not even the imports respect, the process fails, and the reason is plain."""
     code = (
         "import resource, sys; from pathlib import Path\n"
         "from edge_sdk.memory import measure\n"
         "from edge_sdk.errors import DoesNotFitError\n"
         "import subprocess; popen = subprocess.Popen\n"
-        "limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (24 << 20, 24 << 20))\n"
+        "limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (8 << 20, 8 << 20))\n"
         "subprocess.Popen = lambda *args, **kwargs: popen(*args, preexec_fn=limit, **kwargs)\n"
         "try:\n"
         "    measure(Path(sys.argv[1]), runtime=sys.argv[2])\n"
