@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import small_models
@@ -29,10 +31,7 @@ def bundle(flat_model, tmp_path_factory):
         folder = tmp_path_factory.mktemp("bundle")
         return build_bundle(flat, k, calibration, task="small-task", model=MODEL, folder=folder)
 
-    made = {}
-    return lambda kind, cut: (
-        made.setdefault((kind, cut), None) or made.update({(kind, cut): build(kind, cut)}) or made[kind, cut]
-    )
+    return functools.cache(build)
 
 
 def tail_of(bundle):
@@ -183,6 +182,19 @@ def test_the_tail_takes_any_batch_and_each_row_is_its_own(bundle):
     for row in range(5):
         alone = np.asarray(tail(**{name: value[row : row + 1] for name, value in features.items()})["output_0"])
         assert np.allclose(alone[0], together[row], atol=1e-5)
+    del keep
+
+
+def test_the_tail_is_exactly_the_half_on_the_dequantized_features(bundle, flat_model):
+    from converters.split import split
+
+    made = bundle("branches", "right")
+    keep, tail = tail_of(made)
+    rng = np.random.default_rng(1)
+    features = {spec.name: rng.integers(-128, 128, (3, *spec.shape), dtype=np.int8) for spec in made.manifest.crossing}
+    real = [dequantize(features[spec.name], spec.scale, spec.zero_point) for spec in made.manifest.crossing]
+    (expected,) = split(flat_model("branches"), made.manifest.cut.k).tail(real)
+    assert np.allclose(np.asarray(tail(**features)["output_0"]), np.asarray(expected), atol=1e-5)
     del keep
 
 
