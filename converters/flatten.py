@@ -88,6 +88,10 @@ class _Builder:
         # Of inputs only: Keras marks results as sparse that are not, such as that of ``x * 2.0``.
         if tensor.sparse or tensor.ragged:
             raise UnsupportedModelError(f"model {self.name!r}: its input {name!r} is sparse or ragged; expected dense")
+        if tensor.dtype not in DTYPES:
+            raise UnsupportedModelError(
+                f"model {self.name!r}: its input {name!r} has dtype {tensor.dtype}; expected one of {', '.join(DTYPES)}"
+            )
         return self._add_tensor(tensor, name, name)
 
     def walk(self, inputs: Sequence[Any], outputs: Sequence[Any], scope: dict[int, int], prefix: str) -> None:

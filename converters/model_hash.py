@@ -15,7 +15,11 @@ from edge_sdk.errors import UnsupportedModelError
 
 
 def model_sha256(flat: FlatModel) -> str:
-    """64 hex digits; equal for two models only if they are interchangeable, names included."""
+    """64 hex digits; equal for two models only if they are interchangeable, names included.
+
+    Of a user's own layers it sees class, configuration and weights, not the code. Raises
+    :class:`UnsupportedModelError` for a layer that cannot tell its configuration.
+    """
     digest = hashlib.sha256(json.dumps(dataclasses.asdict(flat.graph), sort_keys=True).encode())
     hashed: set[int] = set()
     for operation, step in zip(flat.graph.operations, flat.steps, strict=True):

@@ -106,9 +106,7 @@ class Worker:
         else:
             cause = f"ended with exit code {code}"
         last = log.strip().rpartition("\n")[2]
-        return ConversionError(
-            f"the process that converts the model {cause}" + (f"; its last words: {last}" if last else ""), log=log
-        )
+        return ConversionError(f"the worker process {cause}" + (f"; its last words: {last}" if last else ""), log=log)
 
     def _printed(self) -> str:
         if self._log is None:

@@ -138,6 +138,15 @@ def test_free_dimensions_are_refused_with_the_shape(keras):
         flatten(keras.Model(image, keras.layers.Conv2D(2, 3)(image)))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "uint64", "string"])
+def test_inputs_that_cannot_travel_are_refused(keras, dtype):
+    from converters.flatten import flatten
+
+    given = keras.Input((3,), name="given", dtype=dtype)
+    with pytest.raises(UnsupportedModelError, match=f"its input 'given' has dtype {dtype}; expected one of int8"):
+        flatten(keras.Model(given, keras.layers.Identity()(given)))
+
+
 def test_what_is_no_model_is_refused():
     from converters.flatten import flatten
 
