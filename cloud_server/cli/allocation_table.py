@@ -13,31 +13,22 @@ if TYPE_CHECKING:
     from cloud_server.allocation.result import AllocationResult, DeviceResult
     from cloud_server.allocation.settings import LatencyStatistic
     from cloud_server.allocation.trial import Evaluation
-    from cloud_server.registry.records import TrialRecord
-
-COLUMNS = (
-    "device",
-    "memory budget",
-    "used",
-    "model",
-    "cut",
-    "head",
-    "peak",
-    "accuracy",
-    "edge+transfer+cloud",
-    "total ms",
-    "sent",
-    "trials",
-)
-RIGHT = ("memory budget", "used", "head", "peak", "accuracy", "edge+transfer+cloud", "total ms", "sent", "trials")
 
 
 def allocation_table(result: AllocationResult) -> Table:
-    """The table; its caption says what is emulated and how the figures are to be read."""
+    """The table, for 80 columns; its caption says what is emulated and how the figures are to be read."""
     statistic = result.run.settings.thresholds.latency_statistic
-    table = make_table(*COLUMNS, right=RIGHT, caption=_caption(result, statistic), caption_justify="left")
+    table = make_table(
+        "device, trials\nhead of the budget\nmeasured peak",
+        "model\ncut\nk of n, head size",
+        "accuracy\nfloat",
+        f"edge+transfer+cloud\n= total ms{'' if statistic == 'mean' else f', {statistic}'}\nsent a request",
+        caption=_caption(result, statistic),
+        caption_justify="left",
+    )
     for device in result.devices:
         _add_device(table, device, statistic)
+        table.add_section()
     return table
 
 
@@ -76,71 +67,49 @@ def trials_table(result: AllocationResult) -> Table:
 
 def _add_device(table: Table, result: DeviceResult, statistic: LatencyStatistic) -> None:
     name = result.device_id + ("*" if result.device and result.device.emulation else "")
+    count = len(result.trials)
+    name += f", {count} {'trial' if count == 1 else 'trials'}"
     trial = result.trial
-    if trial is None:
-        last = f": {result.trials[-1].reason}" if result.trials and result.trials[-1].reason else ""
-        table.add_row(name, *[""] * 3, f"{result.state or 'unfinished'}{last}", *[""] * 6, str(len(result.trials)))
+    if trial is None or trial.placement is None or trial.evaluation is None:
+        last = f":\n{result.trials[-1].reason}" if result.trials and result.trials[-1].reason else ""
+        table.add_row(name, f"{result.state or 'unfinished'}{last}", "", "")
         return
     placement, evaluation = trial.placement, trial.evaluation
-    assert placement is not None
-    assert evaluation is not None
     if result.state != "accepted":
-        name += f"\n{result.state}; nearest miss"
+        name += f"\n{result.state}, nearest miss:"
+    share = f", {placement.predicted_bytes / trial.memory_budget_bytes:.0%}" if trial.memory_budget_bytes else ""
+    memory = f"{format_size(placement.predicted_bytes)} of {format_size(trial.memory_budget_bytes)}{share}"
+    floating = "" if trial.float_accuracy is None else f"\n{trial.float_accuracy:.3f}"
     table.add_row(
-        name,
-        format_size(trial.memory_budget_bytes),
-        f"{placement.predicted_bytes / trial.memory_budget_bytes:.0%}",
-        trial.model,
-        f"{placement.cut}\n{_kind(placement.k, placement.n)}",
-        *_figures(evaluation, statistic, _accuracy(trial)),
-        str(len(result.trials)),
+        f"{name}\n{memory}\npeak {format_size(evaluation.measured_peak_bytes)}",
+        f"{trial.model}\n{placement.cut}\n{placement.k} of {placement.n}, {format_size(evaluation.head_bytes)}",
+        f"{evaluation.accuracy:.3f}{floating}",
+        _latency(evaluation, statistic),
     )
     for variant, baseline in result.baselines.items():
         if baseline is not evaluation:
-            table.add_row(
-                f"  {variant}", "", "", "", "", *_figures(baseline, statistic, f"{baseline.accuracy:.3f}"), ""
-            )
+            table.add_row(f"  {variant}", "", f"{baseline.accuracy:.3f}", _latency(baseline, statistic))
+        else:
+            table.add_row(f"  {variant}", "as above", "", "")
     if "edge-only" not in result.baselines and "cloud-only" in result.baselines:
-        needs = f"does not fit: the whole model needs {format_size(placement.whole_bytes)}"
-        table.add_row("  edge-only", "", "", "", needs, *[""] * 7)
+        table.add_row("  edge-only", f"needs {format_size(placement.whole_bytes)}:\ndoes not fit", "", "")
 
 
-def _kind(k: int, n: int) -> str:
-    if k == n:
-        return f"{k} of {n}: all on the device"
-    return f"{k} of {n}" if k else f"{k} of {n}: all in the cloud"
-
-
-def _accuracy(trial: TrialRecord) -> str:
-    assert trial.evaluation is not None
-    lines = [f"{trial.evaluation.accuracy:.3f}"]
-    if trial.float_accuracy is not None:
-        lines.append(f"float {trial.float_accuracy:.3f}")
-    return "\n".join(lines)
-
-
-def _figures(evaluation: Evaluation, statistic: LatencyStatistic, accuracy: str) -> tuple[str, ...]:
-    total = f"{evaluation.latency_mean_ms:.1f}"
+def _latency(evaluation: Evaluation, statistic: LatencyStatistic) -> str:
+    total = f"= {evaluation.latency_mean_ms:.1f}"
     if statistic != "mean":
-        total += f"\n{statistic} {evaluation.latency_ms(statistic):.1f}"
-    return (
-        format_size(evaluation.head_bytes),
-        format_size(evaluation.measured_peak_bytes),
-        accuracy,
-        f"{evaluation.edge_ms:.1f} + {evaluation.transfer_ms:.1f} + {evaluation.cloud_ms:.1f}",
-        total,
-        format_size(evaluation.sent_bytes),
-    )
+        total += f", {statistic} {evaluation.latency_ms(statistic):.1f}"
+    parts = f"{evaluation.edge_ms:.1f} + {evaluation.transfer_ms:.1f} + {evaluation.cloud_ms:.1f}"
+    return f"{parts}\n{total}\n{format_size(evaluation.sent_bytes)}"
 
 
 def _caption(result: AllocationResult, statistic: LatencyStatistic) -> str:
     from cloud_server.allocation.metrics import wilson_interval
 
     lines = [
-        f"used: share of the budget that the head needs by the memory model '{result.run.settings.memory_model}'; "
-        "peak: growth of a process on the device; times are means"
-        + (f", beside them the {statistic}" if statistic != "mean" else "")
-        + "; accuracy on the validation set"
+        f"the budget is compared with the head's size by the memory model '{result.run.settings.memory_model}'; "
+        "the peak is the growth of a process on the device that runs the head; accuracy is that of the validation set, "
+        f"beneath it that of the whole model in floating point; times are means{_beside(statistic)}"
     ]
     labels = sorted(
         {f"{part}: {label}" for each in result.devices if each.device for part, label in each.device.emulation.items()}
@@ -156,3 +125,7 @@ def _caption(result: AllocationResult, statistic: LatencyStatistic) -> str:
     if tested:
         lines.append(f"test set, with 95 % intervals: {', '.join(tested)}")
     return "\n".join(lines)
+
+
+def _beside(statistic: LatencyStatistic) -> str:
+    return "" if statistic == "mean" else f", beside them the {statistic}"

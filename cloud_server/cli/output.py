@@ -7,7 +7,7 @@ on :func:`stderr`; without it a table that the user asked for is the data, and g
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -45,8 +45,10 @@ def make_table(*columns: str, right: tuple[str, ...] = (), **options: Any) -> Ta
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, **options)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for number, column in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        # What a row is about is never folded.
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=number == 0)
     return table
 
 
