@@ -24,7 +24,7 @@ from cloud_server.router import Router
 from cloud_server.switchboard import Switchboard, error_message
 from cloud_server.tail_calls import TailCalls
 from cloud_server.tails import TailHost
-from edge_sdk.errors import OverloadedError, ProtocolError, UnknownMethodError
+from edge_sdk.errors import GoingAwayError, ProtocolError, UnknownMethodError
 from edge_sdk.wire import Message, MessageType, decode, request_id_of
 
 _LOG = logging.getLogger(__name__)
@@ -187,5 +187,5 @@ class Server:
         return ended
 
 
-def _stopping() -> OverloadedError:
-    return OverloadedError("the server is stopping; ask again when it is back", retry_after_s=5.0)
+def _stopping() -> GoingAwayError:
+    return GoingAwayError("the server is stopping; ask again when it is back")

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TextIO
@@ -18,7 +18,6 @@ from cloud_server.cli.allocation_options import MakeSettings, allocation_options
 from edge_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cloud_server.allocation.settings import AllocationSettings
     from cloud_server.home import Home
     from cloud_server.server import Server
 
@@ -62,13 +61,17 @@ def serve(
         if ready_file is not None:
             _write_ready(ready_file, server.endpoint)
         _say(log, f"splitfleet serves at {server.endpoint}; stop it with Ctrl-C")
-        # Not before: what goes wrong until here is told on stderr itself, which this discards for a while.
-        Thread(target=_preload, name="preload", daemon=True).start()
-        if wanted is not None:
-            _allocate_beside(wanted, server.endpoint, url, at)
-        ended = server.run()
+        with ExitStack() as beside:
+            if wanted is not None:
+                from cloud_server.allocator_process import AllocatorProcess
+
+                beside.enter_context(AllocatorProcess(wanted, endpoint=server.endpoint, registry_url=url, home=at))
+            # Not before: what goes wrong until here is told on stderr itself, which this discards for a while.
+            preload = Thread(target=_preload, name="preload", daemon=True)
+            preload.start()
+            ended = server.run()
         _say(log, "splitfleet has stopped")
-    if not ended:
+    if not ended or preload.is_alive():
         # A thread in the midst of TensorFlow can neither be stopped nor survive the end of the interpreter.
         os._exit(0)
 
@@ -98,10 +101,6 @@ def _preload() -> None:
     from cloud_server.engines.tensorflow_engine import import_tensorflow
 
     import_tensorflow()
-
-
-def _allocate_beside(wanted: AllocationSettings, endpoint: str, registry_url: str, home: Home) -> None:
-    """Run the allocation in a thread, through the endpoint like an allocator elsewhere; the server outlives it."""
 
 
 @contextmanager

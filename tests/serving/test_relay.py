@@ -8,6 +8,7 @@ import pytest
 from edge_sdk.errors import (
     DeadlineExceededError,
     DeviceUnreachableError,
+    GoingAwayError,
     InvalidInputError,
     OverloadedError,
     ProtocolError,
@@ -262,7 +263,7 @@ def test_stopping_ends_relayed_calls_at_once(running, device):
     asked = caller.begin(call())
     device.receive()
     running.stop()
-    with pytest.raises(OverloadedError, match="stopping"):
+    with pytest.raises(GoingAwayError, match="stopping"):
         caller.end_of(asked)
     running.join()
     assert running.ended

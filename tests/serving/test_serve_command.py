@@ -105,7 +105,6 @@ def test_a_tail_is_served_and_blobs_survive_a_restart(served, make_bundle, saved
     with Channel(again.ready["endpoint"]) as channel:
         assert channel.call(Heartbeat(device_id="cam-1", progress=0), timeout_s=PATIENCE_S).body == {"known": False}
         assert RepositoryClient(channel).put_bundle(bundle) == 0
-        channel.call(LoadTail(bundle=bundle.digest), timeout_s=PATIENCE_S)
     assert again.end()[0] == 0
 
 
@@ -171,3 +170,23 @@ def test_help_loads_nothing_heavy():
     )
     assert "--allocate-task" in done.stdout
     assert not {"zmq", "numpy", "tensorflow", "sqlalchemy", "alembic", "rich", "pydantic"} & set(done.stderr.split())
+
+
+def test_an_allocation_beside_it_waits_for_devices_and_ends_with_the_server(served):
+    server = served("--bind", "tcp://127.0.0.1:*", "--allocate-task", "fashion-mnist", "--max-rounds", "1")
+    assert server.process.stderr.readline() == "waiting for a device to register\n"
+    (allocator,) = [
+        child for child in psutil.Process(server.process.pid).children() if "spawn_main" in " ".join(child.cmdline())
+    ]
+    code, out, err = server.end()
+    assert (code, out) == (0, "")
+    assert "Traceback" not in err
+    assert not allocator.is_running()
+
+
+def test_an_allocation_that_cannot_be_made_is_told_and_the_server_goes_on(served, registration):
+    server = served("--bind", "tcp://127.0.0.1:*", "--allocate-task", "no-such-task")
+    assert server.process.stderr.readline().startswith("the allocation of no-such-task ended: ")
+    with Channel(server.ready["endpoint"]) as channel:
+        channel.call(registration(), timeout_s=PATIENCE_S)
+    assert server.end()[0] == 0
