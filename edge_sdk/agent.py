@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -42,6 +42,7 @@ from edge_sdk.wire import Message, Tensor
 # A signal is heeded when an attempt to connect is over.
 CONNECT_TIMEOUT_S = 2.0
 CALL_TIMEOUT_S = 10.0
+POLL_S = 0.2
 # With several requests under way on a thin link, one waits for those before it.
 REQUEST_TIMEOUT_S = 60.0
 FIRST_RETRY_S = 0.5
@@ -109,10 +110,12 @@ class Agent:
                     heartbeat_s = self._register(channel)
                     registered = connection
                 heartbeat = Heartbeat(device_id=self._settings.device_id, progress=self._progress)
-                if not channel.call(heartbeat, timeout_s=CALL_TIMEOUT_S).body.get("known"):
+                if not self._ask(channel, heartbeat).get("known"):
                     logger.info("the server does not know this device any more: registering again")
                     registered = 0
             except SplitfleetError as error:
+                if self._stop.is_set():
+                    return
                 logger.warning("heartbeat to %s failed: %s", self._settings.server, error.message)
             self._stop.wait(heartbeat_s)
 
@@ -128,10 +131,18 @@ class Agent:
             version=_own_version(),
             instance=self._instance,
         )
-        answer = channel.call(registration, timeout_s=CALL_TIMEOUT_S).body
+        answer = self._ask(channel, registration)
         logger.info("registered at %s as %s", settings.server, settings.device_id)
         heartbeat_s = answer.get("heartbeat_s")
         return heartbeat_s if isinstance(heartbeat_s, float) and 0 < heartbeat_s <= 60 else HEARTBEAT_S
+
+    def _ask(self, channel: Channel, request: Register | Heartbeat) -> dict[str, Any]:
+        answer = channel.begin_call(request, timeout_s=CALL_TIMEOUT_S)
+        while not self._stop.is_set():
+            # In steps: a signal handler only sets the flag, it cannot wake us.
+            with suppress(TimeoutError):
+                return answer.result(POLL_S).body
+        raise DeviceUnreachableError(f"device {self._settings.device_id} shuts down")
 
     # Below: in the channel's thread for calls.
 
@@ -151,6 +162,8 @@ class Agent:
         self._advance()
         has_head = bundle.manifest.has_head
         peak_bytes = 0
+        # A small device has no room for the head that is loaded beside the process that measures this one.
+        self._head = None
         if has_head:
             peak_bytes = measure(bundle.head_path, runtime=self._runtime, stop=self._stop).peak_bytes
             self._advance()
@@ -191,7 +204,7 @@ class Agent:
         return self._head
 
     def _load(self, bundle: Bundle) -> None:
-        # First, so that two heads are never in memory together.
+        # So that two heads are never in memory together.
         self._head = None
         self._head = Head(bundle, runtime=self._runtime)
         self._advance()

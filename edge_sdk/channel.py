@@ -117,6 +117,10 @@ class Channel:
 
         Raises the peer's error, :class:`DeadlineExceededError` after ``timeout_s``, or :class:`PeerUnreachableError`.
         """
+        return self.begin_call(request, tensors=tensors, timeout_s=timeout_s).result()
+
+    def begin_call(self, request: Request, *, tensors: Sequence[Tensor] = (), timeout_s: float) -> Future[Message]:
+        """The same without waiting: see :meth:`submit`."""
         message = Message(
             type=MessageType.CALL,
             request_id=0,
@@ -124,7 +128,7 @@ class Channel:
             body=request.to_body(),
             tensors=tuple(tensors),
         )
-        return self.submit(message, timeout_s).result()
+        return self.submit(message, timeout_s)
 
     def submit(self, message: Message, timeout_s: float) -> Future[Message]:
         """Send an INFER or a CALL; the future ends within ``timeout_s`` in all cases.

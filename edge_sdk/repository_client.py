@@ -7,6 +7,7 @@ kept is the caller's business.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from edge_sdk.channel import Channel
 from edge_sdk.errors import ConfigError, IntegrityError, InvalidInputError, ProtocolError, UnknownBlobError
 from edge_sdk.manifest import MANIFEST_FILE, parse
 from edge_sdk.protocol import CHUNK_BYTES, FetchBlob, PutBlob, StatBlob
-from edge_sdk.wire import Message, MessageType, Tensor, is_digest
+from edge_sdk.wire import Message, Tensor, is_digest
 
 CHUNKS_UNDER_WAY = 4
 MAX_SETBACKS = 3
@@ -83,6 +84,9 @@ class RepositoryClient:
             for chunk in self._chunks(sha256, start, size_bytes):
                 file.write(chunk.data)
                 digest.update(chunk.data)
+            # A name that stands for a whole file must not survive a power cut that its bytes did not.
+            file.flush()
+            os.fsync(file.fileno())
         if digest.hexdigest() != sha256:
             part.unlink()
             raise IntegrityError(
@@ -99,8 +103,7 @@ class RepositoryClient:
             while len(under_way) < CHUNKS_UNDER_WAY and (offset := next(offsets, None)) is not None:
                 length = min(CHUNK_BYTES, size_bytes - offset)
                 request = FetchBlob(sha256=sha256, offset=offset, length=length)
-                message = Message(type=MessageType.CALL, request_id=0, method=request.method, body=request.to_body())
-                under_way.append((length, self._channel.submit(message, self._timeout_s)))
+                under_way.append((length, self._channel.begin_call(request, timeout_s=self._timeout_s)))
             if not under_way:
                 return
             length, future = under_way.popleft()

@@ -305,6 +305,15 @@ def test_a_signal_ends_it_while_nobody_is_there(start_agent, free_endpoint, wait
     assert process.wait() == 0
 
 
+def test_a_signal_ends_it_while_the_server_is_away(server, start_agent, wait_until):
+    process = start_agent(server.peer.endpoint)
+    _registered(server, wait_until)
+    server.peer.stop()
+    wait_until(lambda: "lost the connection" in process.log(), "the loss")
+    process.terminate()
+    assert process.wait() == 0
+
+
 def test_a_store_takes_one_agent(server, start_agent, wait_until):
     start_agent(server.peer.endpoint)
     _registered(server, wait_until)
