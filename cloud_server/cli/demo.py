@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,8 @@ def demo(home: Path, seed: int | None, as_json: bool) -> None:
     from cloud_server.home import Home
     from cloud_server.lab.demo import DEFAULT_SEED, run_demo
 
+    # As Ctrl-C does, so that all is stopped in order.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     told = stderr()
     with AllocationProgress(told) as progress:
         result = run_demo(

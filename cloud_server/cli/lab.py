@@ -59,7 +59,7 @@ def run(
             click.echo(device.describe(), err=True)
         for reference in sorted({p.profile.reference for p in plan.devices if p.profile.reference is not None}):
             click.echo(f"This machine stands for the reference of the profiles: {reference}", err=True)
-        devices.start()
+        devices.start(channel)
         devices.wait_until_registered(channel, stopping=stopping)
         if not stopping.is_set():
             click.echo(f"ready: {len(devices.devices)} emulated devices are registered at {endpoint}", err=True)

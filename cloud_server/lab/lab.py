@@ -36,6 +36,7 @@ class Lab:
         """``folder`` gets a folder for each device, with its store and its log."""
         self._limits = open_limits()
         self._reported: set[str] = set()
+        self._before: dict[str, str] = {}
         try:
             self.devices = [
                 EmulatedDevice(plan, server=server, folder=folder / plan.device_id, limits=self._limits, agent=agent)
@@ -45,8 +46,13 @@ class Lab:
             self._limits.close()
             raise
 
-    def start(self) -> None:
-        """Start all processes; from a thread that lives as long as the lab."""
+    def start(self, channel: Channel | None = None) -> None:
+        """Start all processes; from a thread that lives as long as the lab.
+
+        With the ``channel`` that :meth:`wait_until_registered` asks, devices of the same ids that an earlier lab had
+        there are not taken for these.
+        """
+        self._before = {} if channel is None else online_instances(channel)
         for device in self.devices:
             device.start()
 
@@ -59,8 +65,7 @@ class Lab:
         """
         stopping = stopping or threading.Event()
         deadline = time.monotonic() + timeout_s
-        wanted = {device.device_id for device in self.devices}
-        while missing := wanted - online_devices(channel):
+        while missing := self._not_registered(channel):
             deaths = self.new_deaths()
             if deaths:
                 raise LabError("\n".join(deaths))
@@ -69,6 +74,11 @@ class Lab:
                 raise LabError(f"not registered within {timeout_s:g} s: {', '.join(sorted(missing))}; see\n{logs}")
             if stopping.wait(POLL_S):
                 return
+
+    def _not_registered(self, channel: Channel) -> set[str]:
+        online = online_instances(channel)
+        ids = {device.device_id for device in self.devices}
+        return {each for each in ids if each not in online or online[each] == self._before.get(each)}
 
     def new_deaths(self) -> list[str]:
         """What to say of each device that has died since the last time that this was asked."""
@@ -101,14 +111,14 @@ class Lab:
         self.stop()
 
 
-def online_devices(channel: Channel) -> set[str]:
-    """Ids of the devices that the server knows and hears."""
-    online: set[str] = set()
+def online_instances(channel: Channel) -> dict[str, str]:
+    """The devices that the server knows and hears: the instance that registered, by device id."""
+    online: dict[str, str] = {}
     after: str | None = None
     while True:
         page = channel.call(ListDevices(after=after), timeout_s=ASK_TIMEOUT_S).body
         states = [DeviceState.from_body(body) for body in page["devices"]]
-        online |= {state.registration.device_id for state in states if state.online}
+        online |= {each.registration.device_id: each.registration.instance for each in states if each.online}
         after = page["next"]
         if after is None:
             return online

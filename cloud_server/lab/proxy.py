@@ -195,7 +195,12 @@ class LinkProxy:
         loop = asyncio.get_running_loop()
         with listener:
             while True:
-                near, _ = await loop.sock_accept(listener)
+                try:
+                    near, _ = await loop.sock_accept(listener)
+                except OSError:
+                    # The peer was gone again, or there are no descriptors left for now.
+                    await asyncio.sleep(CHUNK_S)
+                    continue
                 connection = _Connection(near, self._target, self._lanes)
                 connection.swallow(self._swallowing)
                 self._connections.add(connection)

@@ -86,6 +86,21 @@ def test_a_lab_registers_its_devices_and_stops_in_order(
         assert "registered" in (tmp_path / "home" / "lab" / device_id / "device.log").read_text()
 
 
+def test_a_second_lab_does_not_take_the_devices_of_the_first_for_its_own(
+    tmp_path: Path, server: str, until: Until
+) -> None:
+    with lab(tmp_path, server, until) as (process, _):
+        process.kill()
+        process.wait(30)
+    (tmp_path / "lab.json").unlink()
+    # The server may well hold the first ones for online still.
+    with lab(tmp_path, server, until) as (process, _):
+        for device_id in ("pi", "camera"):
+            assert "registered" in (tmp_path / "home" / "lab" / device_id / "device.log").read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
 def test_a_device_that_dies_is_told_and_the_others_go_on(
     tmp_path: Path, server: str, until: Until, is_running: Callable[[int], bool]
 ) -> None:
