@@ -133,7 +133,7 @@ class Loop:
         return lambda done, total: self._observer.progress(device_id, f"{what}: {done} of {total} samples")
 
     def _online(self) -> Sequence[str]:
-        self._states = online_devices(self._fleet, self._settings)
+        self._states = online_of(asked_devices(self._fleet, self._settings))
         for state in self._states.values():
             self._registry.record_device(state.registration, now=utc_now())
         return tuple(self._states)
@@ -205,13 +205,16 @@ class Loop:
         return trial
 
 
-def online_devices(fleet: Fleet, settings: AllocationSettings) -> dict[str, DeviceState]:
-    """The devices that the settings ask for and that are online, by id."""
-    return {
-        state.registration.device_id: state
-        for state in fleet.devices()
-        if state.online and (not settings.devices or state.registration.device_id in settings.devices)
-    }
+def asked_devices(fleet: Fleet, settings: AllocationSettings) -> list[DeviceState]:
+    """The devices that the server knows and the settings ask for, online or not."""
+    return [
+        state for state in fleet.devices() if not settings.devices or state.registration.device_id in settings.devices
+    ]
+
+
+def online_of(states: Iterable[DeviceState]) -> dict[str, DeviceState]:
+    """Those that are online, by id."""
+    return {state.registration.device_id: state for state in states if state.online}
 
 
 def utc_now() -> datetime:

@@ -14,7 +14,7 @@ from cloud_server.allocation.draw import RandomDraw
 from cloud_server.allocation.evaluator import Labelled
 from cloud_server.allocation.fleet import Fleet
 from cloud_server.allocation.lease import LEASE_S, Lease
-from cloud_server.allocation.loop import MAX_SIDE_BY_SIDE, Loop, online_devices, utc_now
+from cloud_server.allocation.loop import MAX_SIDE_BY_SIDE, Loop, asked_devices, online_of, utc_now
 from cloud_server.allocation.memory_model import MODELS
 from cloud_server.allocation.observer import Observer
 from cloud_server.allocation.predictions import Predictions
@@ -75,7 +75,7 @@ def find_devices(
 ) -> Mapping[str, DeviceState]:
     """The devices to begin with. Raises :class:`ConfigError` when there is none and nobody wants to ``wait``."""
     pause = threading.Event()
-    while not (online := online_devices(fleet, settings)):
+    while not (online := online_of(states := asked_devices(fleet, settings))):
         if not wait:
             asked = f"none of the devices {', '.join(settings.devices)}" if settings.devices else "no device"
             raise ConfigError(
@@ -84,6 +84,9 @@ def find_devices(
             )
         observer.waiting()
         pause.wait(LOOK_FOR_DEVICES_EVERY_S)
+    offline = [state.registration.device_id for state in states if not state.online]
+    if offline:
+        observer.warned(f"registered, but not online, so left out until they are back: {', '.join(offline)}")
     return online
 
 

@@ -28,6 +28,8 @@ def allocation_table(result: AllocationResult) -> Table:
     )
     for device in result.devices:
         _add_device(table, device, statistic)
+        if result.run.settings.baselines:
+            _add_baselines(table, device, statistic)
         table.add_section()
     return table
 
@@ -86,13 +88,16 @@ def _add_device(table: Table, result: DeviceResult, statistic: LatencyStatistic)
         f"{evaluation.accuracy:.3f}{floating}",
         _latency(evaluation, statistic),
     )
-    for variant, baseline in result.baselines.items():
-        if baseline is not evaluation:
-            table.add_row(f"  {variant}", "", f"{baseline.accuracy:.3f}", _latency(baseline, statistic))
-        else:
-            table.add_row(f"  {variant}", "as above", "", "")
-    if "edge-only" not in result.baselines and "cloud-only" in result.baselines:
-        table.add_row("  edge-only", f"needs {format_size(placement.whole_bytes)}:\ndoes not fit", "", "")
+
+
+def _add_baselines(table: Table, result: DeviceResult, statistic: LatencyStatistic) -> None:
+    if result.state != "accepted" or result.trial is None or result.trial.placement is None:
+        return
+    cloud_only = result.baselines.get("cloud-only")
+    if cloud_only is not None:
+        table.add_row("  cloud-only", "", f"{cloud_only.accuracy:.3f}", _latency(cloud_only, statistic))
+    whole = f"needs {format_size(result.trial.placement.whole_bytes)}:\ndoes not fit"
+    table.add_row("  edge-only", "as above" if "edge-only" in result.baselines else whole, "", "")
 
 
 def _latency(evaluation: Evaluation, statistic: LatencyStatistic) -> str:

@@ -262,6 +262,14 @@ def test_no_device_is_told_with_the_way_out(run: Allocate, make_fleet: MakeFleet
         run(make_fleet(good, make_state("x")), devices=("y",))
 
 
+def test_a_device_that_is_offline_is_left_out_with_a_warning(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, recorder: Recorder
+) -> None:
+    result = run(make_fleet(good, make_state("off", online=False), make_state("x")))
+    assert [device.device_id for device in result.devices] == ["x"]
+    assert recorder.warnings == ["registered, but not online, so left out until they are back: off"]
+
+
 def test_the_rounds_run_out(run: Allocate, make_fleet: MakeFleet, make_state: MakeState) -> None:
     result = run(make_fleet(lambda *_: (0.1, 20.0), make_state("x")), max_rounds=2)
     assert result.run.rounds == 2
