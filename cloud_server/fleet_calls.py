@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Protocol
 
 from cloud_server.fleet import Ended, Fleet
-from cloud_server.lanes import Lane
+from cloud_server.lanes import Lane, log_failure
 from cloud_server.ledger import Request
 from cloud_server.router import Delivery
-from cloud_server.switchboard import Switchboard
+from cloud_server.switchboard import Handler, Switchboard
 from edge_sdk.errors import DeviceUnreachableError, OverloadedError, SplitfleetError
 from edge_sdk.protocol import HEARTBEAT_S, CallDevice, Heartbeat, ListDevices, Register
 from edge_sdk.wire import Message, MessageType
 
 _LOG = logging.getLogger(__name__)
 _MARK_SEEN_EVERY_S = 10.0
-
-Handler = Callable[[Request, Message], None]
 
 
 class DeviceRegistry(Protocol):
@@ -138,11 +136,6 @@ class FleetCalls:
 
         try:
             if device_ids:
-                self._recording.submit(mark, _log_failure)
+                self._recording.submit(mark, log_failure("recording which devices were seen"))
         except OverloadedError as error:
             _LOG.warning("not recorded which devices were seen: %s", error)
-
-
-def _log_failure(outcome: object) -> None:
-    if isinstance(outcome, Exception):
-        _LOG.error("not recorded which devices were seen: %s", outcome)

@@ -66,7 +66,7 @@ class Lane:
                 return
             self._closed = True
             if last is not None:
-                self._jobs.put((last, _log_failure))
+                self._jobs.put((last, log_failure(f"{self.name}: the end")))
             for _ in self._threads:
                 self._jobs.put(None)
 
@@ -95,6 +95,11 @@ class Lane:
             del job, work, done, outcome
 
 
-def _log_failure(outcome: object) -> None:
-    if isinstance(outcome, Exception):
-        _LOG.error("the end of a lane failed", exc_info=outcome)
+def log_failure(what: str) -> Callable[[object], None]:
+    """A ``done`` for work that nobody waits for: an exception is logged, ``what`` failed; a result is ignored."""
+
+    def done(outcome: object) -> None:
+        if isinstance(outcome, Exception):
+            _LOG.error("%s failed", what, exc_info=outcome)
+
+    return done

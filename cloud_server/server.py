@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from cloud_server.fleet_calls import DeviceRegistry, FleetCalls
 from cloud_server.lanes import Lane
 from cloud_server.ledger import Request
 from cloud_server.router import Router
-from cloud_server.switchboard import Switchboard, error_message
+from cloud_server.switchboard import Handler, Switchboard, error_message
 from cloud_server.tail_calls import TailCalls
 from cloud_server.tails import TailHost
 from edge_sdk.errors import GoingAwayError, ProtocolError, UnknownMethodError
@@ -33,8 +33,6 @@ _SWEEP_S = 0.25
 _RECEIVED_AT_ONCE = 32
 _STOP_WITHIN_S = 5.0
 _JOIN_WITHIN_S = 1.0
-
-Handler = Callable[[Request, Message], None]
 
 
 class ServerRegistry(DeviceRegistry, Protocol):

@@ -31,6 +31,7 @@ _LOG = logging.getLogger(__name__)
 _MAX_MESSAGE_CHARS = 2000
 
 T = TypeVar("T")
+Handler = Callable[[Request, Message], None]
 
 
 class Switchboard:

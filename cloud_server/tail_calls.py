@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from cloud_server.lanes import Lane
+from cloud_server.lanes import Lane, log_failure
 from cloud_server.ledger import Request
-from cloud_server.switchboard import Switchboard
+from cloud_server.switchboard import Handler, Switchboard
 from cloud_server.tails import Result, TailHost
 from edge_sdk.errors import InvalidInputError
 from edge_sdk.protocol import LoadTail, UnloadTail
 from edge_sdk.wire import Message, MessageType
 
 _LOG = logging.getLogger(__name__)
-
-Handler = Callable[[Request, Message], None]
 
 
 class TailCalls:
@@ -49,7 +47,7 @@ class TailCalls:
                 except Exception as error:
                     _LOG.error("the tail of bundle %s of an accepted allocation is not served: %s", digest, error)
 
-        self._loading.submit(load_all, _log_failure)
+        self._loading.submit(load_all, log_failure("loading the tails of accepted allocations"))
 
     def infer(self, request: Request, message: Message) -> None:
         """Have a tail run the features of an INFER; the RESULT is sent when it has."""
@@ -92,8 +90,3 @@ class TailCalls:
             self._switchboard.reply(request, {"unloaded": was_loaded})
 
         self._switchboard.work(self._loading, request, partial(self._tails.unload, digest), unloaded)
-
-
-def _log_failure(outcome: object) -> None:
-    if isinstance(outcome, Exception):
-        _LOG.error("the tails of accepted allocations are not loaded: %s", outcome)

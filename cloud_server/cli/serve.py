@@ -19,10 +19,11 @@ from edge_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
     from cloud_server.home import Home
+    from cloud_server.registry import Registry
     from cloud_server.server import Server
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
-_LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:", "ipc://")
+_LOOPBACK = ("tcp://127.", "tcp://localhost:", "ipc://")
 
 
 @click.command()
@@ -48,12 +49,13 @@ def serve(
     The options of an allocation, from --devices on, are for --allocate-task.
     """
     from cloud_server.home import Home
+    from cloud_server.registry import Registry
 
     wanted = None if allocate_task is None else settings(task=allocate_task)
     at = Home.at(home)
     url = registry or at.registry_url
-    with _log_to_stderr() as log:
-        server = _make(bind, at, url)
+    with _log_to_stderr() as log, Registry(url) as records:
+        server = _make(bind, at, records)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())
         if not bind.startswith(_LOOPBACK):
@@ -76,17 +78,15 @@ def serve(
         os._exit(0)
 
 
-def _make(bind: str, home: Home, registry_url: str) -> Server:
+def _make(bind: str, home: Home, registry: Registry) -> Server:
     from cloud_server.blob_calls import BlobCalls
     from cloud_server.engines.tensorflow_engine import TensorFlowEngine
     from cloud_server.fleet import Fleet
-    from cloud_server.registry import Registry
     from cloud_server.repository import ArtifactRepository
     from cloud_server.router import Router
     from cloud_server.server import Server
     from cloud_server.tails import TailHost
 
-    registry = Registry(registry_url)
     repository = ArtifactRepository(home.repository)
     return Server(
         Router(bind),

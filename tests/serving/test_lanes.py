@@ -70,7 +70,7 @@ def test_an_outcome_that_cannot_be_delivered_does_not_end_the_lane(caplog):
     assert lane.join(PATIENCE_S)
     assert done == [2]
     assert "could not be delivered" in caplog.text
-    assert "the end of a lane failed" in caplog.text
+    assert "test: the end failed" in caplog.text
 
 
 def test_a_mailbox_wakes_whoever_polls_it_and_keeps_the_order():
