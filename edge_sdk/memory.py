@@ -162,6 +162,9 @@ def _status(name: str) -> int:
 def _main() -> None:
     # An agent that is killed cannot stop us any more.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Where the memory runs out, it is this process that the kernel shall end, not the agent.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         document = vars(_measure_here(Path(sys.argv[1]), sys.argv[2]))
     except SplitfleetError as error:

@@ -161,6 +161,18 @@ def test_what_was_not_sent_goes_to_the_next_peer_and_nothing_stale_does(start_pe
     assert second.received[0].budget_s < 60
 
 
+def test_an_outage_piles_nothing_up(start_peer, wait_until):
+    peer = start_peer(lambda *_: None)
+    with Channel(peer.endpoint) as channel:
+        peer.stop()
+        wait_until(lambda: not channel.connected, "the loss")
+        channel.submit(call_message(), 3600)
+        for _ in range(3):
+            ended = [channel.submit(call_message(), 0.05) for _ in range(20)]
+            assert all(isinstance(future.exception(), PeerUnreachableError) for future in ended)
+        wait_until(lambda: len(channel._outbox) <= 1, "an outbox with what still waits alone")
+
+
 def test_close_ends_what_is_under_way(start_peer):
     channel = Channel(start_peer(lambda *_: None).endpoint)
     future = channel.submit(call_message(), 60)

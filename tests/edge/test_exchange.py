@@ -4,6 +4,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_sdk.errors import (
     DeadlineExceededError,
@@ -156,3 +158,52 @@ def test_what_cannot_be_said_is_told_at_once():
     tensor = Tensor(name="x", data=np.zeros(1, complex))
     with pytest.raises(ProtocolError, match="complex"):
         Exchange(Message(type=MessageType.CALL, request_id=1, tensors=(tensor,)), 1.0)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.floats(0.1, 100.0)),
+        st.tuples(st.just("send"), st.integers(0, 20)),
+        st.tuples(st.just("answer"), st.integers(0, 20)),
+        st.tuples(st.just("fail"), st.integers(0, 20)),
+        st.tuples(st.just("expire"), st.floats(0.0, 120.0)),
+        st.tuples(st.just("lose"), st.integers(1, 3)),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_every_request_ends_exactly_once(steps):
+    """Whatever comes in whatever order, no future is ended twice (that would raise) and none is forgotten."""
+    ledger = Ledger(15)
+    asked = []
+    ends = []
+    for what, value in steps:
+        if what == "ask":
+            try:
+                exchange = ask(ledger, value)
+            except OverloadedError:
+                assert sum(not each.future.done() for each in asked) == 15
+                continue
+            exchange.future.add_done_callback(ends.append)
+            asked.append(exchange)
+        elif what == "expire":
+            now = time.monotonic() + value
+            ledger.expire(now, "away")
+            assert all(each.deadline > now for each in asked if not each.future.done())
+        elif what == "lose":
+            ledger.lose_connection(value, "lost")
+        elif value < len(asked):
+            exchange = asked[value]
+            if what == "send":
+                exchange.connection = value % 3 + 1
+            elif what == "answer":
+                was_open = exchange in ledger
+                assert ledger.answer(answer(exchange), 1) == was_open
+            else:
+                ledger.fail(exchange.request_id, TailFailedError("x"))
+        assert all((each in ledger) != each.future.done() for each in asked)
+    ledger.close("over")
+    assert len(ends) == len(asked)
+    assert all(each.future.done() for each in asked)

@@ -90,6 +90,16 @@ def test_a_killed_process_means_that_it_does_not_fit(head, monkeypatch):
         measure(head, runtime=choose_runtime())
 
 
+def test_the_kernel_is_to_end_the_measurement_before_the_agent(tmp_path):
+    code = (
+        "import sys; from edge_sdk import memory\n"
+        "def report(*_): raise SystemExit(open('/proc/self/oom_score_adj').read())\n"
+        "memory._measure_here = report; memory._main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path, "x"], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "1000"
+
+
 def test_it_can_be_stopped_and_has_a_limit(head, monkeypatch):
     popen = subprocess.Popen
     processes = []
