@@ -1,5 +1,6 @@
 """The channel over real sockets: ends of requests, lost peers, calls from the peer, concurrency."""
 
+import contextlib
 import gc
 import os
 import socket
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from edge_sdk import dealer
 from edge_sdk.call_worker import MAX_CALLS_WAITING
 from edge_sdk.channel import MAX_PENDING, Channel
 from edge_sdk.errors import (
@@ -143,6 +145,62 @@ def test_what_was_sent_to_a_peer_that_vanishes_ends_at_once(start_peer, wait_unt
         peer.stop()
         assert isinstance(future.exception(30), PeerUnreachableError)
         assert not channel.connected
+
+
+@pytest.fixture
+def silent_link():
+    """A TCP relay that can fall silent: its connections stay open, but nothing passes any more."""
+    silent = threading.Event()
+    sockets, threads = [], []
+
+    def relay(source, target):
+        try:
+            while data := source.recv(65536):
+                if not silent.is_set():
+                    target.sendall(data)
+        except OSError:
+            pass
+
+    def start(work, *args):
+        threads.append(threading.Thread(target=work, args=args))
+        threads[-1].start()
+
+    def accept(listener, port):
+        try:
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(("127.0.0.1", port))
+                sockets.extend((near, far))
+                start(relay, near, far)
+                start(relay, far, near)
+        except OSError:
+            pass
+
+    def link(endpoint):
+        listener = socket.create_server(("127.0.0.1", 0))
+        sockets.append(listener)
+        start(accept, listener, int(endpoint.rpartition(":")[2]))
+        return f"tcp://127.0.0.1:{listener.getsockname()[1]}", silent
+
+    yield link
+    for each in sockets:
+        # Closing alone does not wake a thread that waits in it.
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_silent_partition_is_noticed(start_peer, silent_link, monkeypatch):
+    for name, milliseconds in (("INTERVAL", 50), ("TIMEOUT", 500), ("TTL", 1000)):
+        monkeypatch.setattr(dealer, f"HEARTBEAT_{name}_MS", milliseconds)
+    endpoint, silent = silent_link(start_peer(echo).endpoint)
+    with Channel(endpoint) as channel:
+        channel.call(ASK, timeout_s=30)
+        silent.set()
+        with pytest.raises(PeerUnreachableError, match="was lost"):
+            channel.call(ASK, timeout_s=3600)
 
 
 def test_what_was_not_sent_goes_to_the_next_peer_and_nothing_stale_does(start_peer, wait_until):
