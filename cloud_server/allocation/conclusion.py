@@ -11,14 +11,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from cloud_server.allocation.candidates import Candidates
-from cloud_server.allocation.evaluator import Labelled
-from cloud_server.allocation.fleet import Fleet
+from cloud_server.allocation.evaluator import Labelled, publish
 from cloud_server.allocation.loop import Deployed, Loop
-from cloud_server.allocation.observer import Observer
-from cloud_server.allocation.publisher import Publisher
-from cloud_server.allocation.task_data import TaskData
-from cloud_server.registry import Registry
+from cloud_server.allocation.means import Means
 from edge_sdk.errors import PeerUnreachableError, RegistryUnreachableError, SplitfleetError
 
 T = TypeVar("T")
@@ -27,24 +22,13 @@ T = TypeVar("T")
 class Conclusion:
     """The end of a run whose rounds are over."""
 
-    def __init__(
-        self,
-        *,
-        loop: Loop,
-        fleet: Fleet,
-        candidates: Candidates,
-        publisher: Publisher,
-        registry: Registry,
-        data: TaskData,
-        observer: Observer,
-    ) -> None:
+    def __init__(self, loop: Loop, means: Means) -> None:
         self._loop = loop
-        self._fleet = fleet
-        self._candidates = candidates
-        self._publisher = publisher
-        self._registry = registry
-        self._data = data
-        self._observer = observer
+        self._fleet = means.fleet
+        self._candidates = means.candidates
+        self._registry = means.registry
+        self._data = means.data
+        self._observer = means.observer
 
     def measure_test(self, pool: ThreadPoolExecutor) -> None:
         """Accuracy of each accepted split on the test set, and of its whole model on the validation set."""
@@ -52,7 +36,7 @@ class Conclusion:
             return
         self._observer.phase_started("test set")
         floats = pool.submit(self._float_accuracies)
-        test = Labelled(inputs=self._fleet.publish_inputs(self._data.test.inputs), labels=self._data.test.labels)
+        test = publish(self._fleet, self._data.test)
         self._each(pool, self._loop.accepted.values(), "test set", partial(self._test, test))
         floats.result()
 
@@ -80,10 +64,10 @@ class Conclusion:
     def unload(self, *, before: Iterable[str]) -> None:
         """Unload the tails that no allocation uses: of this run's trials, and of the allocations ``before`` it."""
         with self._warning("the server", "unloading tails"):
-            self._publisher.unload_all_but(self._registry.active_bundles(), more=set(before))
+            self._loop.publisher.unload_all_but(self._registry.active_bundles(), more=set(before))
 
     def _test(self, test: Labelled, deployed: Deployed) -> None:
-        measured = self._loop.measure_test(deployed.device_id, deployed.bundle, test)
+        measured = self._loop.measure_test(deployed, test)
         self._registry.record_test(deployed.trial_id, accuracy=measured.accuracy, samples=measured.samples)
 
     def _float_accuracies(self) -> None:

@@ -13,6 +13,7 @@ from cloud_server.allocation.trial import Evaluation
 from edge_sdk.bundle import Bundle
 from edge_sdk.manifest import Manifest
 from edge_sdk.protocol import InstallReport
+from zoo_keras.samples import Samples
 
 ACCURACY_WINDOW = 8
 WARMUP_REQUESTS = 10
@@ -32,6 +33,11 @@ class Labelled:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def publish(fleet: Fleet, samples: Samples) -> Labelled:
+    """Put the inputs of ``samples`` into the model repository."""
+    return Labelled(inputs=fleet.publish_inputs(samples.inputs), labels=samples.labels)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Self
 from cloud_server.registry import Registry
 from edge_sdk.errors import RegistryUnreachableError
 
-LEASE_S = 20.0
-RENEW_EVERY_S = 4.0
+LEASE_S = 10.0
+RENEW_EVERY_S = 2.0
 
 
 class Lease:

@@ -16,17 +16,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
-from cloud_server.allocation.candidates import Candidates
 from cloud_server.allocation.core import Allocator
-from cloud_server.allocation.evaluator import Accuracy, Labelled, evaluation, measure_accuracy, measure_latency
+from cloud_server.allocation.evaluator import Accuracy, Labelled, evaluation, measure_accuracy, measure_latency, publish
 from cloud_server.allocation.fleet import Fleet
+from cloud_server.allocation.means import Means
 from cloud_server.allocation.memory_model import NoCut
-from cloud_server.allocation.metrics import Metric
-from cloud_server.allocation.observer import Observer
 from cloud_server.allocation.publisher import Publisher
 from cloud_server.allocation.settings import AllocationSettings
 from cloud_server.allocation.trial import Draw, Evaluation, Failure, Placement, Trial, TrialState
-from cloud_server.registry import Registry
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import (
     DeviceUnreachableError,
@@ -38,6 +35,8 @@ from edge_sdk.errors import (
 from edge_sdk.protocol import DeviceState, InstallReport
 
 MAX_SIDE_BY_SIDE = 32
+
+_STATES = ((DeviceUnreachableError, TrialState.UNREACHABLE), (DoesNotFitError, TrialState.DOES_NOT_FIT))
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -55,35 +54,24 @@ class Deployed:
 
 
 class Loop:
-    """The rounds of one run. ``accepted``: what each device with an accepted trial has, by device id."""
+    """The rounds of one run. ``accepted``: what each device with an accepted trial has, by device id.
 
-    def __init__(
-        self,
-        *,
-        run_id: int,
-        settings: AllocationSettings,
-        core: Allocator,
-        fleet: Fleet,
-        candidates: Candidates,
-        publisher: Publisher,
-        registry: Registry,
-        validation: Labelled,
-        metric: Metric,
-        observer: Observer,
-    ) -> None:
+    Once ``stopped`` is set, an error is the run's and no trial's: everything under way is being made to fail.
+    """
+
+    def __init__(self, run_id: int, core: Allocator, means: Means, stopped: threading.Event) -> None:
         self._run_id = run_id
-        self._settings = settings
         self._core = core
-        self._fleet = fleet
-        self._candidates = candidates
-        self._publisher = publisher
-        self._registry = registry
-        self._validation = validation
-        self._metric = metric
-        self._observer = observer
+        self._means = means
+        self._fleet = means.fleet
+        self._registry = means.registry
+        self._observer = means.observer
+        self._validation = publish(means.fleet, means.data.validation)
         self._lock = threading.Lock()
+        self._stopped = stopped
         self._states: Mapping[str, DeviceState] = {}
         self._trial_ids: dict[Draw, int] = {}
+        self.publisher = Publisher(means.fleet)
         self.accepted: dict[str, Deployed] = {}
 
     def run(self, pool: ThreadPoolExecutor) -> None:
@@ -108,32 +96,34 @@ class Loop:
     def deploy(self, device_id: str, trial_id: int, bundle: Bundle) -> Deployed:
         """Install a bundle on a device and run the validation set. Raises :class:`SplitfleetError`."""
         self._observer.progress(device_id, "publishing the bundle")
-        self._publisher.publish(bundle)
+        self.publisher.publish(bundle)
         self._observer.progress(device_id, "installing")
         install = self._fleet.install(device_id, bundle.digest)
         accuracy = measure_accuracy(
-            self._fleet, device_id, bundle, self._validation, self._metric, self._told(device_id, "accuracy")
+            self._fleet, device_id, bundle, self._validation, self._means.data.metric, self._told(device_id, "accuracy")
         )
         self._observer.progress(device_id, "waiting for the latency phase")
         return Deployed(device_id=device_id, trial_id=trial_id, bundle=bundle, install=install, accuracy=accuracy)
 
     def measure(self, deployed: Deployed) -> Evaluation:
         """Complete the evaluation of a deployed bundle. Raises :class:`SplitfleetError`."""
-        self._observer.progress(deployed.device_id, f"latency of {self._settings.latency_samples} requests")
+        self._observer.progress(deployed.device_id, f"latency of {self._means.settings.latency_samples} requests")
         latency = measure_latency(
-            self._fleet, deployed.device_id, deployed.bundle, self._validation, self._settings.latency_samples
+            self._fleet, deployed.device_id, deployed.bundle, self._validation, self._means.settings.latency_samples
         )
         return evaluation(deployed.install, deployed.accuracy, latency)
 
-    def measure_test(self, device_id: str, bundle: Bundle, data: Labelled) -> Accuracy:
-        """The accuracy of an installed bundle on another labelled set. Raises :class:`SplitfleetError`."""
-        return measure_accuracy(self._fleet, device_id, bundle, data, self._metric, self._told(device_id, "test set"))
+    def measure_test(self, deployed: Deployed, test: Labelled) -> Accuracy:
+        """The accuracy of a deployed bundle on another labelled set. Raises :class:`SplitfleetError`."""
+        device_id = deployed.device_id
+        told = self._told(device_id, "test set")
+        return measure_accuracy(self._fleet, device_id, deployed.bundle, test, self._means.data.metric, told)
 
     def _told(self, device_id: str, what: str) -> Callable[[int, int], None]:
         return lambda done, total: self._observer.progress(device_id, f"{what}: {done} of {total} samples")
 
     def _online(self) -> Sequence[str]:
-        self._states = online_of(asked_devices(self._fleet, self._settings))
+        self._states = online_of(asked_devices(self._fleet, self._means.settings))
         for state in self._states.values():
             self._registry.record_device(state.registration, now=utc_now())
         return tuple(self._states)
@@ -143,14 +133,14 @@ class Loop:
         candidate: Draw | None = draw
         while candidate is not None:
             trial_id = self._begin(candidate)
-            built = _attempt(partial(self._build, candidate, trial_id))
+            built = self._attempt(partial(self._build, candidate, trial_id))
             if isinstance(built, NoCut):
                 self._end(candidate, Failure(state=TrialState.DOES_NOT_FIT, reason=built.reason))
                 with self._lock:
                     candidate = self._core.ask_again(candidate.device_id)
                 continue
             if isinstance(built, Bundle):
-                deployed = _attempt(partial(self.deploy, candidate.device_id, trial_id, built))
+                deployed = self._attempt(partial(self.deploy, candidate.device_id, trial_id, built))
                 if isinstance(deployed, Deployed):
                     return candidate, deployed
                 self._end(candidate, deployed)
@@ -172,11 +162,11 @@ class Loop:
 
     def _build(self, draw: Draw, trial_id: int) -> Bundle | NoCut:
         self._observer.progress(draw.device_id, f"choosing the cut of {draw.model}")
-        chosen = self._candidates.choose(draw.model, self._budget_bytes(draw))
+        chosen = self._means.candidates.choose(draw.model, self._budget_bytes(draw))
         if isinstance(chosen, NoCut):
             return chosen
         self._observer.progress(draw.device_id, f"converting {draw.model}, cut {chosen.k} of {chosen.n}")
-        bundle = self._candidates.build(draw.model, chosen.k)
+        bundle = self._means.candidates.build(draw.model, chosen.k)
         self._registry.place_trial(
             trial_id,
             Placement(
@@ -191,7 +181,7 @@ class Loop:
         return bundle
 
     def _finish(self, draw: Draw, deployed: Deployed) -> None:
-        if self._end(draw, _attempt(partial(self.measure, deployed))).state is TrialState.ACCEPTED:
+        if self._end(draw, self._attempt(partial(self.measure, deployed))).state is TrialState.ACCEPTED:
             self.accepted[draw.device_id] = deployed
 
     def _end(self, draw: Draw, result: Evaluation | Failure) -> Trial:
@@ -203,6 +193,18 @@ class Loop:
             self._registry.activate(trial_id, now=utc_now())
         self._observer.trial_ended(trial)
         return trial
+
+    def _attempt(self, action: Callable[[], T]) -> T | Failure:
+        """What ``action`` returns; an error of one candidate or device fails its trial and does not end the run."""
+        try:
+            return action()
+        except (PeerUnreachableError, RegistryUnreachableError):
+            raise
+        except SplitfleetError as error:
+            if self._stopped.is_set():
+                raise
+            state = next((state for kind, state in _STATES if isinstance(error, kind)), TrialState.FAILED)
+            return Failure(state=state, reason=error.message)
 
 
 def asked_devices(fleet: Fleet, settings: AllocationSettings) -> list[DeviceState]:
@@ -220,17 +222,3 @@ def online_of(states: Iterable[DeviceState]) -> dict[str, DeviceState]:
 def utc_now() -> datetime:
     """The time that goes into the registry."""
     return datetime.now(UTC)
-
-
-def _attempt(action: Callable[[], T]) -> T | Failure:
-    """What ``action`` returns; an error of one candidate or device fails its trial and does not end the run."""
-    try:
-        return action()
-    except (PeerUnreachableError, RegistryUnreachableError):
-        raise
-    except DeviceUnreachableError as error:
-        return Failure(state=TrialState.UNREACHABLE, reason=error.message)
-    except DoesNotFitError as error:
-        return Failure(state=TrialState.DOES_NOT_FIT, reason=error.message)
-    except SplitfleetError as error:
-        return Failure(state=TrialState.FAILED, reason=error.message)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
-from cloud_server.allocation.candidates import Candidates, ZooCandidates
+from cloud_server.allocation.candidates import ZooCandidates
 from cloud_server.allocation.conclusion import Conclusion
 from cloud_server.allocation.core import Allocator, Outcome, OutcomeState
 from cloud_server.allocation.draw import RandomDraw
-from cloud_server.allocation.evaluator import Labelled
 from cloud_server.allocation.fleet import Fleet
 from cloud_server.allocation.lease import LEASE_S, Lease
 from cloud_server.allocation.loop import MAX_SIDE_BY_SIDE, Loop, asked_devices, online_of, utc_now
+from cloud_server.allocation.means import Means
 from cloud_server.allocation.memory_model import MODELS
 from cloud_server.allocation.observer import Observer
 from cloud_server.allocation.predictions import Predictions
-from cloud_server.allocation.publisher import Publisher
 from cloud_server.allocation.remote_fleet import RemoteFleet
 from cloud_server.allocation.result import AllocationResult, read_result
 from cloud_server.allocation.settings import AllocationSettings
-from cloud_server.allocation.task_data import TaskData, zoo_task
+from cloud_server.allocation.task_data import zoo_task
 from cloud_server.home import Home
 from cloud_server.registry import Registry
 from cloud_server.registry.records import OutcomeRecord, RunState
@@ -58,9 +57,8 @@ def run_over_wire(
             predictions.close()
 
         devices = find_devices(fleet, settings, observer, wait=wait_for_devices, endpoint=endpoint)
-        return allocate(
-            settings,
-            devices=devices,
+        means = Means(
+            settings=settings,
             fleet=fleet,
             candidates=candidates,
             registry=registry,
@@ -68,6 +66,7 @@ def run_over_wire(
             observer=observer,
             abort=abort,
         )
+        return allocate(means, devices)
 
 
 def find_devices(
@@ -90,114 +89,78 @@ def find_devices(
     return online
 
 
-def allocate(
-    settings: AllocationSettings,
-    *,
-    devices: Mapping[str, DeviceState],
-    fleet: Fleet,
-    candidates: Candidates,
-    registry: Registry,
-    data: TaskData,
-    observer: Observer,
-    abort: Callable[[], None],
-) -> AllocationResult:
-    """Record a run and carry it out.
-
-    ``abort`` makes everything fail that is under way. When an exception ends the run, the registry tells so.
-    """
+def allocate(means: Means, devices: Mapping[str, DeviceState]) -> AllocationResult:
+    """Record a run and carry it out. When an exception ends the run, the registry tells so."""
+    registry, settings = means.registry, means.settings
     registry.interrupt_dead_runs(now=utc_now())
     run_id = registry.start_run(settings, lease_s=LEASE_S, now=utc_now())
     try:
-        observer.run_started(run_id, settings, tuple(devices.values()), candidates.models)
-        if len(candidates.models) < len(devices):
-            observer.warned(
-                f"the task {settings.task!r} has {len(candidates.models)} models for {len(devices)} devices: "
+        means.observer.run_started(run_id, settings, tuple(devices.values()), means.candidates.models)
+        if len(means.candidates.models) < len(devices):
+            means.observer.warned(
+                f"the task {settings.task!r} has {len(means.candidates.models)} models for {len(devices)} devices: "
                 "some devices will get the same"
             )
-        with (
-            Lease(registry, run_id, on_loss=abort) as lease,
-            ThreadPoolExecutor(MAX_SIDE_BY_SIDE, "allocation") as pool,
-        ):
-            try:
-                outcomes = _carry_out(run_id, settings, fleet, candidates, registry, data, observer, pool)
-            except BaseException as error:
-                # Else the pool would wait for devices and conversions that nobody needs any more.
-                abort()
-                if lease.lost:
-                    raise SplitfleetError(
-                        f"run {run_id} was not heard of for {LEASE_S:g} s and taken for dead; start it again"
-                    ) from error
-                raise
+        outcomes = _carry_out(run_id, means)
         state, reason = _verdict(outcomes)
         registry.end_run(run_id, state, reason=reason, now=utc_now())
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        message = error.message if isinstance(error, SplitfleetError) else f"{type(error).__name__}: {error}"
+        state, reason = RunState.FAILED, f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            state, reason = RunState.INTERRUPTED, "stopped by the user"
+        elif isinstance(error, SplitfleetError):
+            reason = error.message
         with suppress(RegistryUnreachableError):
-            registry.end_run(
-                run_id,
-                RunState.INTERRUPTED if stopped else RunState.FAILED,
-                reason="stopped by the user" if stopped else message,
-                now=utc_now(),
-            )
+            registry.end_run(run_id, state, reason=reason, now=utc_now())
         raise
     return read_result(registry, run_id)
 
 
-def _carry_out(
-    run_id: int,
-    settings: AllocationSettings,
-    fleet: Fleet,
-    candidates: Candidates,
-    registry: Registry,
-    data: TaskData,
-    observer: Observer,
-    pool: ThreadPoolExecutor,
-) -> Mapping[str, Outcome]:
-    before = registry.active_bundles()
+def _carry_out(run_id: int, means: Means) -> Mapping[str, Outcome]:
+    """The rounds and what follows them."""
+    settings = means.settings
     core = Allocator(
-        models=candidates.models,
+        models=means.candidates.models,
         thresholds=settings.thresholds,
         strategy=RandomDraw(seed=settings.seed),
         redraw=settings.redraw,
         max_rounds=settings.max_rounds,
     )
     core.expect(settings.devices)
-    publisher = Publisher(fleet)
-    validation = Labelled(inputs=fleet.publish_inputs(data.validation.inputs), labels=data.validation.labels)
-    loop = Loop(
-        run_id=run_id,
-        settings=settings,
-        core=core,
-        fleet=fleet,
-        candidates=candidates,
-        publisher=publisher,
-        registry=registry,
-        validation=validation,
-        metric=data.metric,
-        observer=observer,
-    )
-    loop.run(pool)
-    outcomes = core.outcomes()
-    conclusion = Conclusion(
-        loop=loop,
-        fleet=fleet,
-        candidates=candidates,
-        publisher=publisher,
-        registry=registry,
-        data=data,
-        observer=observer,
-    )
-    conclusion.measure_test(pool)
-    if settings.baselines:
-        conclusion.measure_baselines(pool)
-    conclusion.restore(
-        device_id
-        for device_id, outcome in outcomes.items()
-        if outcome.state in (OutcomeState.INFEASIBLE, OutcomeState.UNDECIDED)
-    )
-    conclusion.unload(before=before)
-    registry.record_outcomes(run_id, (_record(loop, outcome) for outcome in outcomes.values()))
+    before = means.registry.active_bundles()
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        means.abort()
+
+    with (
+        Lease(means.registry, run_id, on_loss=stop) as lease,
+        ThreadPoolExecutor(MAX_SIDE_BY_SIDE, "allocation") as pool,
+    ):
+        try:
+            loop = Loop(run_id, core, means, stopped)
+            loop.run(pool)
+            outcomes = core.outcomes()
+            conclusion = Conclusion(loop, means)
+            conclusion.measure_test(pool)
+            if settings.baselines:
+                conclusion.measure_baselines(pool)
+            conclusion.restore(
+                device_id
+                for device_id, outcome in outcomes.items()
+                if outcome.state in (OutcomeState.INFEASIBLE, OutcomeState.UNDECIDED)
+            )
+            conclusion.unload(before=before)
+        except BaseException as error:
+            # Else the pool would wait for devices and conversions that nobody needs any more.
+            stop()
+            if lease.lost:
+                raise SplitfleetError(
+                    f"run {run_id} was not heard of for {LEASE_S:g} s and taken for dead; start it again"
+                ) from error
+            raise
+    means.registry.record_outcomes(run_id, (_record(loop, outcome) for outcome in outcomes.values()))
     return outcomes
 
 

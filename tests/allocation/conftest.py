@@ -86,6 +86,7 @@ class FakeCandidates:
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     broken: Mapping[str, Exception] = field(default_factory=dict)
     built: list[tuple[str, int]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def choose(self, model: str, budget_bytes: int) -> ChosenCut | NoCut:
         layer = self.layer_bytes.get(model, BYTES_OF_A_LAYER)
@@ -97,8 +98,9 @@ class FakeCandidates:
     def build(self, model: str, k: int) -> Bundle:
         if model in self.broken:
             raise self.broken[model]
-        self.built.append((model, k))
-        return make_bundle(self.folder / f"{model}-{k}", model, k)
+        with self._lock:
+            self.built.append((model, k))
+            return make_bundle(self.folder / f"{model}-{k}", model, k)
 
     def predict(self, model: str, samples: Samples) -> Sequence[Array]:  # noqa: ARG002
         return [one_hot(samples.labels)]
@@ -127,7 +129,7 @@ class FakeFleet:
     published: list[str] = field(default_factory=list)
     installed: dict[str, str] = field(default_factory=dict)
     inputs: dict[str, Samples] = field(default_factory=dict)
-    closed: bool = False
+    was_closed: threading.Event = field(default_factory=threading.Event)
     latency_runs: list[str] = field(default_factory=list)
     most_at_once: int = 0
     _at_once: int = 0
@@ -200,7 +202,7 @@ class FakeFleet:
         )
 
     def close(self) -> None:
-        self.closed = True
+        self.was_closed.set()
 
 
 @pytest.fixture

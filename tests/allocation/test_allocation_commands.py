@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from cloud_server.allocation.means import Means
 from cloud_server.allocation.observer import Observer
 from cloud_server.allocation.run import allocate, find_devices
 from cloud_server.allocation.settings import AllocationSettings, Thresholds
@@ -41,9 +42,8 @@ def told(
         observer = observer or Observer()
         settings = AllocationSettings(task="t", thresholds=Thresholds(**thresholds), baselines=True)
         fleet = make_fleet(lambda *_: (0.9, 20.0), make_state("board", emulated=True), make_state("camera", budget=999))
-        allocate(
-            settings,
-            devices=find_devices(fleet, settings, observer, wait=False, endpoint="tcp://nowhere:1"),
+        means = Means(
+            settings=settings,
             fleet=fleet,
             candidates=candidates,
             registry=registry,
@@ -51,6 +51,7 @@ def told(
             observer=observer,
             abort=fleet.close,
         )
+        allocate(means, find_devices(fleet, settings, observer, wait=False, endpoint="tcp://nowhere:1"))
 
     return run
 

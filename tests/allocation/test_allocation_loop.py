@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from cloud_server.allocation.core import OutcomeState
+from cloud_server.allocation.means import Means
 from cloud_server.allocation.observer import Observer
 from cloud_server.allocation.result import AllocationResult, read_result
 from cloud_server.allocation.run import allocate, find_devices
@@ -24,6 +26,7 @@ from edge_sdk.errors import (
     DoesNotFitError,
     InfeasibleError,
     PeerUnreachableError,
+    SplitfleetError,
     TailFailedError,
 )
 from edge_sdk.protocol import DeviceState
@@ -65,9 +68,8 @@ def run(candidates: Candidates, registry: Registry, data: TaskData, recorder: Re
             **({"task": "t", "thresholds": LIMITS, "latency_samples": 20, "seed": 1} | settings)
         )
         devices = find_devices(fleet, wanted, recorder, wait=False, endpoint="tcp://nowhere:1")
-        return allocate(
-            wanted,
-            devices=devices,
+        means = Means(
+            settings=wanted,
             fleet=fleet,
             candidates=candidates,
             registry=registry,
@@ -75,6 +77,7 @@ def run(candidates: Candidates, registry: Registry, data: TaskData, recorder: Re
             observer=recorder,
             abort=fleet.close,
         )
+        return allocate(means, devices)
 
     return allocated
 
@@ -376,7 +379,7 @@ def test_what_ends_a_run_is_recorded_and_everything_is_let_go(
     fleet = make_fleet(fail, make_state("x"))
     with pytest.raises(type(error)):
         run(fleet)
-    assert fleet.closed
+    assert fleet.was_closed.is_set()
     (ended,) = registry.runs()
     assert (ended.state, ended.reason) == (state, reason)
     assert [trial.state for trial in registry.trials(ended.run_id)] == [TrialState.INTERRUPTED]
@@ -407,3 +410,26 @@ def test_the_same_seed_gives_the_same_trials_whatever_the_order_of_the_devices(
         return {device.device_id: [trial.model for trial in device.trials] for device in result.devices}
 
     assert trials(states) == trials(states[::-1])
+
+
+def test_a_run_that_was_taken_for_dead_stops_with_the_reason(
+    run: Allocate,
+    make_fleet: MakeFleet,
+    make_state: MakeState,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloud_server.allocation.lease.RENEW_EVERY_S", 0.01)
+    fleet: Fleet = None
+
+    def wait_for_the_end(device_id: str, model: str) -> tuple[float, float]:  # noqa: ARG001
+        registry.interrupt_dead_runs(now=datetime.now(UTC) + timedelta(hours=1))
+        fleet.was_closed.wait(60)
+        raise TailFailedError("the channel is closed")
+
+    fleet = make_fleet(wait_for_the_end, make_state("x"))
+    with pytest.raises(SplitfleetError, match="taken for dead"):
+        run(fleet)
+    (ended,) = registry.runs()
+    assert ended.state is RunState.INTERRUPTED
+    assert [trial.state for trial in registry.trials(ended.run_id)] == [TrialState.INTERRUPTED]

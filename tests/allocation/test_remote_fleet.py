@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
+from cloud_server.allocation.means import Means
 from cloud_server.allocation.observer import Observer
 from cloud_server.allocation.remote_fleet import RemoteFleet
 from cloud_server.allocation.run import allocate, find_devices
@@ -152,9 +153,8 @@ def test_an_allocation_over_the_wire(peer: ScriptedPeer, candidates: Any, regist
     with RemoteFleet(peer.endpoint, stall_timeout_s=settings.device_timeout_s) as fleet:
         devices = find_devices(fleet, settings, Observer(), wait=False, endpoint=peer.endpoint)
         assert tuple(devices) == DEVICES
-        result = allocate(
-            settings,
-            devices=devices,
+        means = Means(
+            settings=settings,
             fleet=fleet,
             candidates=candidates,
             registry=registry,
@@ -162,6 +162,7 @@ def test_an_allocation_over_the_wire(peer: ScriptedPeer, candidates: Any, regist
             observer=Observer(),
             abort=fleet.close,
         )
+        result = allocate(means, devices)
     assert isinstance(result.error(), DeviceUnreachableError)
     by_id = {device.device_id: device for device in result.devices}
     for device_id in ("d0", "d1"):
