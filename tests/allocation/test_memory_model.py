@@ -1,0 +1,75 @@
+"""From an outline and a budget to a cut, or to the reason why there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloud_server.allocation.memory_model import MODELS, ChosenCut, NoCut
+from cloud_server.allocation.settings import MEMORY_MODELS
+from converters.cuts import CutPoint
+from converters.memory import OperationMemory
+from converters.outline import Outline
+
+SIZES = (2_000_000, 4_000_000, 6_000_000)
+
+
+def outline(*, legal: tuple[int, ...] = (1, 2)) -> Outline:
+    cumulative = [sum(SIZES[: k + 1]) for k in range(len(SIZES))]
+    return Outline(
+        model_sha256="0" * 64,
+        n=len(SIZES),
+        operations=tuple(
+            OperationMemory(
+                k=k,
+                name=f"layer_{k}",
+                kind="Dense",
+                parameters=SIZES[k - 1],
+                output_bytes=0,
+                size_bytes=SIZES[k - 1],
+                cumulative_bytes=cumulative[k - 1],
+            )
+            for k in range(1, len(SIZES) + 1)
+        ),
+        cuts=tuple(
+            CutPoint(
+                k=k,
+                name=f"layer_{k}",
+                legal=k in legal,
+                reason="" if k in legal else "no",
+                crossing=(),
+                feature_bytes=1,
+            )
+            for k in (1, 2)
+        ),
+    )
+
+
+def test_every_memory_model_that_can_be_named_is_there() -> None:
+    assert set(MODELS) == set(MEMORY_MODELS)
+
+
+@pytest.mark.parametrize(
+    ("budget", "legal", "k", "predicted"),
+    [
+        (8_000_000, (1, 2), 2, 6_000_000),
+        (8_000_000, (1,), 1, 2_000_000),
+        (6_000_000, (1, 2), 2, 6_000_000),
+        (12_000_000, (1, 2), 3, 12_000_000),
+        (12_000_000, (), 3, 12_000_000),
+    ],
+)
+def test_cumulative_chooses_the_cut_of_the_classic_rule(
+    budget: int, legal: tuple[int, ...], k: int, predicted: int
+) -> None:
+    assert MODELS["cumulative"](outline(legal=legal), budget) == ChosenCut(
+        k=k, n=3, cut=f"layer_{k}", predicted_bytes=predicted, whole_bytes=12_000_000
+    )
+
+
+@pytest.mark.parametrize(
+    ("budget", "legal", "needs"), [(1_000_000, (1, 2), "2 MB"), (5_000_000, (2,), "6 MB"), (5_000_000, (), "12 MB")]
+)
+def test_what_does_not_fit_says_what_it_would_need(budget: int, legal: tuple[int, ...], needs: str) -> None:
+    chosen = MODELS["cumulative"](outline(legal=legal), budget)
+    assert isinstance(chosen, NoCut)
+    assert chosen.reason.startswith(f"its smallest head needs {needs} by the cumulative rule")

@@ -1,0 +1,73 @@
+"""The zoo's models as candidates, with the converters' processes behind them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import zoo_keras
+from cloud_server.allocation.candidates import ZooCandidates, zoo_recipe
+from cloud_server.allocation.memory_model import MODELS, ChosenCut, NoCut
+from cloud_server.allocation.metrics import accuracy
+from cloud_server.allocation.predictions import Predictions
+from cloud_server.allocation.task_data import zoo_task
+from converters import Workshop
+from converters.worker import Worker
+from edge_sdk.errors import ConfigError
+
+TASK = "fashion-mnist"
+MODEL = "mobile"
+
+
+@pytest.fixture
+def candidates(tmp_path: Path) -> Iterator[ZooCandidates]:
+    with Workshop(tmp_path / "cache", workers=1) as workshop, closing(Predictions(tmp_path / "predictions")) as known:
+        yield ZooCandidates(workshop, known, TASK, [MODEL], MODELS["cumulative"])
+
+
+def test_a_recipe_travels_and_tells_models_apart() -> None:
+    recipe = zoo_recipe(TASK, MODEL)
+    assert pickle.loads(pickle.dumps(recipe)).fingerprint == recipe.fingerprint
+    fingerprints = {zoo_recipe(TASK, model).fingerprint for model in zoo_task(TASK).models}
+    assert len(fingerprints) == len(zoo_task(TASK).models)
+    with pytest.raises(ConfigError, match="has no model"):
+        zoo_recipe(TASK, "nothing")
+
+
+def test_a_task_has_its_data() -> None:
+    data = zoo_task(TASK)
+    assert set(data.models) <= set(zoo_keras.task(TASK).models)
+    assert len(data.validation) == len(data.test) == 1000
+    assert data.validation.digest != data.test.digest
+    with pytest.raises(ConfigError, match="there is no task"):
+        zoo_task("nothing")
+
+
+def test_a_budget_chooses_the_cut_and_a_bundle_is_built_of_it(candidates: ZooCandidates) -> None:
+    assert isinstance(candidates.choose(MODEL, 10), NoCut)
+    chosen = candidates.choose(MODEL, 20_000)
+    assert isinstance(chosen, ChosenCut)
+    assert 0 < chosen.k < chosen.n
+    assert chosen.predicted_bytes <= 20_000 < chosen.whole_bytes
+    bundle = candidates.build(MODEL, chosen.k)
+    bundle.verify()
+    assert (bundle.manifest.model.name, bundle.manifest.task) == (MODEL, TASK)
+    assert (bundle.manifest.cut.k, bundle.manifest.cut.name) == (chosen.k, chosen.cut)
+    assert bundle.manifest.cumulative_bytes == chosen.predicted_bytes
+
+
+def test_predictions_are_the_model_s_and_are_asked_once(
+    candidates: ZooCandidates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validation = zoo_task(TASK).validation
+    outputs = candidates.predict(MODEL, validation)
+    share = accuracy(outputs, validation.labels).mean()
+    # Its metadata is of all 10,000 test images, of which these are a tenth.
+    assert share == pytest.approx(zoo_keras.model_info(TASK, MODEL).float_accuracy, abs=0.03)
+    monkeypatch.setattr(Worker, "run", lambda *_: pytest.fail("it was asked before"))
+    again = candidates.predict(MODEL, validation)
+    assert all((before == after).all() for before, after in zip(outputs, again, strict=True))
