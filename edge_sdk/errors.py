@@ -27,6 +27,7 @@
     ├── PeerUnreachableError                exit 4; no peer answers at that endpoint
     │   └── GoingAwayError                  GOING_AWAY           the peer is stopping and takes nothing new
     ├── RegistryUnreachableError            exit 4; the registry's database does not answer
+    ├── LabError                            the lab cannot emulate, or one of its devices died
     └── InfeasibleError                     exit 3; no allocation meets the thresholds
 
 A class with a code in capitals crosses the wire: :func:`to_wire` and :func:`from_wire` are inverse
@@ -184,6 +185,10 @@ class RegistryUnreachableError(SplitfleetError):
     """The registry's database does not answer."""
 
     exit_code = 4
+
+
+class LabError(SplitfleetError):
+    """The emulation lab cannot do what it was asked to, or one of its processes died."""
 
 
 class InfeasibleError(SplitfleetError):

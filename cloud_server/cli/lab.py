@@ -42,8 +42,8 @@ def run(
     from cloud_server.home import Home
     from cloud_server.lab.fleet_file import load_fleet
     from cloud_server.lab.lab import Lab
-    from cloud_server.lab.limits import LabError
     from edge_sdk.channel import Channel
+    from edge_sdk.errors import LabError
 
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

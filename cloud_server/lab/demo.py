@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloud_server.allocation import AllocationSettings, Thresholds, run_allocation
 from cloud_server.home import Home
-from cloud_server.lab.limits import LabError
 from cloud_server.lab.process import Child, stop_all
+from edge_sdk.errors import LabError
 
 if TYPE_CHECKING:
     from cloud_server.allocation.observer import Observer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import platform
 import signal
 import sys
@@ -59,7 +60,7 @@ class EmulatedDevice:
         link = profile.link
         slowdown = profile.cpu_slowdown or 1.0
         return {
-            "ram": self._limit.label,
+            "ram": self._limit.label if profile.ram_bytes < _ram_bytes() else "",
             "cpu": f"{slowdown:g} × the time of this machine by {CPU_METHOD}" if slowdown > 1 else "",
             "link": ""
             if link is None
@@ -70,6 +71,10 @@ class EmulatedDevice:
         """Where the device is simply this machine."""
         profile = self.plan.profile
         facts = []
+        if profile.ram_bytes >= _ram_bytes():
+            facts.append(f"the {format_size(profile.ram_bytes)} of RAM, here are {format_size(_ram_bytes())}")
+        if profile.cores != _cores():
+            facts.append(f"{_cores()} cores instead of {profile.cores}")
         if profile.architecture != platform.machine():
             facts.append(f"{platform.machine()} instead of {profile.architecture}")
         if not _is_installed(profile.runtime):
@@ -120,6 +125,14 @@ class EmulatedDevice:
         """End the proxy, after the process."""
         if self._proxy is not None:
             self._proxy.stop()
+
+
+def _ram_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _is_installed(runtime: str) -> bool:

@@ -10,9 +10,10 @@ from typing import Self
 
 from cloud_server.lab.devices import AGENT, EmulatedDevice
 from cloud_server.lab.fleet_file import Fleet
-from cloud_server.lab.limits import LabError, MemoryLimits, open_limits
+from cloud_server.lab.limits import MemoryLimits, open_limits
 from cloud_server.lab.process import stop_all
 from edge_sdk.channel import Channel
+from edge_sdk.errors import LabError
 from edge_sdk.protocol import DeviceState, ListDevices
 
 START_TIMEOUT_S = 60.0

@@ -17,16 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from edge_sdk.errors import SplitfleetError
+from edge_sdk.errors import LabError
 from edge_sdk.sizes import format_size
 
 REMOVE_TIMEOUT_S = 5.0
 FOLDER = "splitfleet"
 _labs = itertools.count()
-
-
-class LabError(SplitfleetError):
-    """The lab cannot emulate what it was asked to, or one of its devices died."""
 
 
 class MemoryLimit(Protocol):

@@ -14,7 +14,7 @@ import pytest
 
 from cloud_server.lab import demo
 from cloud_server.lab.fleet_file import load_fleet
-from cloud_server.lab.limits import LabError
+from edge_sdk.errors import LabError
 
 pytestmark = pytest.mark.usefixtures("no_group_is_left")
 

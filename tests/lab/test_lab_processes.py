@@ -83,12 +83,22 @@ def test_each_device_is_a_process_with_its_profile_and_its_labels(
     assert running.alive == 0
 
 
-def test_without_cgroups_the_label_says_so(tmp_path: Path) -> None:
+def test_what_is_emulated_and_what_is_not_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
     with lab(tmp_path, OBEDIENT, 1, open_limits=DataLimits) as running:
-        assert "RAM 128 MB by RLIMIT_DATA, not RSS; CPU 4.8 ×" in running.devices[0].describe()
-        assert (
-            "Not emulated: x86_64 instead of aarch64" in running.devices[0].describe() or os.uname().machine != "x86_64"
+        assert running.devices[0].describe() == (
+            "device-0 (raspberry-pi-zero-2-w), emulated: RAM 128 MB by RLIMIT_DATA, not RSS; "
+            "CPU 4.8 × the time of this machine by sleep; link 36/36 Mbit/s up/down, RTT 5 ms by a proxy. "
+            "Memory for a model: 150 kB. Not emulated: 3 cores instead of 4; x86_64 instead of aarch64."
         )
+
+
+def test_more_ram_than_this_machine_has_is_not_called_emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloud_server.lab.devices._ram_bytes", lambda: 100_000_000)
+    with lab(tmp_path, OBEDIENT, 1, open_limits=DataLimits) as running:
+        assert running.devices[0].labels()["ram"] == ""
+        assert "Not emulated: the 128 MB of RAM, here are 100 MB; " in running.devices[0].describe()
 
 
 def test_a_device_that_does_not_end_is_killed(

@@ -16,6 +16,7 @@ import device_profiles
 from cloud_server.cli.profiles import profiles
 from device_profiles.document import MAX_DEPTH, MAX_FILE_BYTES, read_document
 from device_profiles.loader import SHIPPED
+from edge_sdk.commands import detect
 from edge_sdk.errors import ConfigError
 
 GOOD = """\
@@ -236,6 +237,14 @@ def test_commands(tmp_path: Path) -> None:
     assert json.loads(runner.invoke(profiles, ["show", "jetson-nano", "--json"]).stdout)["ram"] == 4_000_000_000
     checked = runner.invoke(profiles, ["validate", str(path)])
     assert (checked.exit_code, checked.stdout) == (0, f"{path}: ok\n")
+
+
+def test_what_the_device_detects_of_itself_is_a_profile(tmp_path: Path) -> None:
+    detected = CliRunner().invoke(detect, [])
+    profile = device_profiles.load(write(tmp_path, detected.stdout, "detected.json"))
+    assert profile.ram_bytes > 0
+    # How fast it is and how it is connected, it cannot know.
+    assert profile.cpu_slowdown is profile.link is None
 
 
 def test_validate_goes_through_all_files(tmp_path: Path) -> None:
