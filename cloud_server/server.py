@@ -36,7 +36,7 @@ _JOIN_WITHIN_S = 1.0
 
 
 class ServerRegistry(DeviceRegistry, Protocol):
-    """What the server needs of the registry. All of it may block, and is called from other threads."""
+    """What the server needs of the registry. All of it may block: while it serves, it is called from other threads."""
 
     def active_bundles(self) -> Sequence[str]: ...
 
@@ -80,7 +80,7 @@ class Server:
 
     def run(self) -> bool:
         """Serve until :meth:`stop`. Returns whether all threads ended; one that loads a tail may still be at it."""
-        self._tail_calls.load_at_start(self._registry.active_bundles)
+        self._tail_calls.load_at_start(self._registry.active_bundles())
         poller = zmq.Poller()
         poller.register(self._router.socket, zmq.POLLIN)
         poller.register(self._switchboard.mailbox.descriptor, zmq.POLLIN)

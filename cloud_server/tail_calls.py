@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from cloud_server.lanes import Lane, log_failure
 from cloud_server.ledger import Request
 from cloud_server.switchboard import Handler, Switchboard
-from cloud_server.tails import Result, TailHost
-from edge_sdk.errors import InvalidInputError
+from cloud_server.tails import QUEUED_REQUESTS, Result, TailHost
+from edge_sdk.errors import InvalidInputError, OverloadedError
 from edge_sdk.protocol import LoadTail, UnloadTail
 from edge_sdk.wire import Message, MessageType
 
 _LOG = logging.getLogger(__name__)
+LOADING_RETRY_S = 1.0
 
 
 class TailCalls:
@@ -26,6 +27,7 @@ class TailCalls:
         self._tails = tails
         # One thread: loading takes all cores anyway.
         self._loading = Lane("loading of tails", capacity=64)
+        self._coming: dict[str, list[tuple[Request, Message]]] = {}
 
     @property
     def methods(self) -> Mapping[str, Handler]:
@@ -35,25 +37,46 @@ class TailCalls:
     def lanes(self) -> tuple[Lane, ...]:
         return (self._loading,)
 
-    def load_at_start(self, active_bundles: Callable[[], Sequence[str]]) -> None:
-        """Load the tails of all ``active_bundles`` in the background; what fails is logged."""
+    def load_at_start(self, digests: Sequence[str]) -> None:
+        """Load the tails of accepted allocations in the background; one that fails is logged.
+
+        Their devices may ask at once: such requests wait for their tail instead of being refused.
+        """
+        self._coming = {digest: [] for digest in digests}
 
         def load_all() -> None:
-            for digest in active_bundles():
+            for digest in digests:
                 try:
                     if self._tails.has_tail(digest):
                         self._tails.load(digest)
                         _LOG.info("the tail of bundle %s is ready", digest)
                 except Exception as error:
                     _LOG.error("the tail of bundle %s of an accepted allocation is not served: %s", digest, error)
+                self._switchboard.mailbox.post(partial(self._came, digest))
 
         self._loading.submit(load_all, log_failure("loading the tails of accepted allocations"))
+
+    def _came(self, digest: str) -> None:
+        for request, message in self._coming.pop(digest):
+            try:
+                self.infer(request, message)
+            except Exception as error:
+                self._switchboard.fail(request, error)
 
     def infer(self, request: Request, message: Message) -> None:
         """Have a tail run the features of an INFER; the RESULT is sent when it has."""
         digest = message.bundle
         if digest is None:
             raise InvalidInputError("INFER needs the digest of a bundle in header key 'bundle'")
+        waiting = self._coming.get(digest)
+        if waiting is not None:
+            if len(waiting) >= QUEUED_REQUESTS:
+                raise OverloadedError(
+                    f"{len(waiting)} requests wait for the tail of bundle {digest[:12]} to be loaded",
+                    retry_after_s=LOADING_RETRY_S,
+                )
+            waiting.append((request, message))
+            return
         self._tails.submit(
             digest,
             message.tensors,

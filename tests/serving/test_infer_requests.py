@@ -266,6 +266,52 @@ def test_tails_of_active_allocations_are_loaded_at_start(start, make_bundle, cap
     assert edge_only.digest not in caplog.text
 
 
+def test_requests_wait_for_a_tail_that_the_start_still_loads(start, make_bundle, make_engine, feature):
+    bundle, broken = make_bundle(), make_bundle("broken")
+    first = start()
+    first.repository.add_bundle(bundle)
+    first.stop()
+    first.join()
+    first.registry.active = [bundle.digest, broken.digest]
+    engine = make_engine()
+    engine.gate.clear()
+
+    again = start(registry=first.registry, folder_of=first, load_engine=lambda _: engine)
+    peer, impatient, unlucky = again.peer(), again.peer(), again.peer()
+    begun = peer.begin_infer(bundle.digest, feature(4))
+    failing = unlucky.begin_infer(broken.digest, feature(5))
+    with pytest.raises(DeadlineExceededError):
+        impatient.infer(bundle.digest, feature(6), budget_s=0.05)
+    assert not peer.has_message()
+    engine.gate.set()
+    assert np.all(peer.end_of(begun).tensors[0].data == 4.0)
+    with pytest.raises(UnknownBundleError):
+        unlucky.end_of(failing)
+    assert 6.0 not in engine.samples
+
+
+def test_requests_for_a_tail_that_is_being_loaded_are_bounded(start, make_bundle, make_engine, feature, monkeypatch):
+    monkeypatch.setattr("cloud_server.tail_calls.QUEUED_REQUESTS", 2)
+    bundle = make_bundle()
+    first = start()
+    first.repository.add_bundle(bundle)
+    first.stop()
+    first.join()
+    first.registry.active = [bundle.digest]
+    engine = make_engine()
+    engine.gate.clear()
+
+    again = start(registry=first.registry, folder_of=first, load_engine=lambda _: engine)
+    peer = again.peer()
+    begun = [peer.begin_infer(bundle.digest, feature(value)) for value in (1, 2)]
+    with pytest.raises(OverloadedError) as refused:
+        peer.infer(bundle.digest, feature(3))
+    assert refused.value.details["retry_after_s"] > 0
+    engine.gate.set()
+    for request in begun:
+        peer.end_of(request)
+
+
 def test_a_registry_that_fails_does_not_keep_the_server_from_serving(start, registration, caplog):
     running = start()
     running.registry.error = RuntimeError("the disk is full")
