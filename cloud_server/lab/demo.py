@@ -34,11 +34,11 @@ GRACE_S = 20.0
 POLL_S = 0.05
 INFERENCES = 10
 LATENCY_SAMPLES = 50
-# The two weakest models of the zoo miss the accuracy by more than a point. The latency is missed where a wide feature
+# The weakest model of the zoo misses the accuracy by more than a point. The latency is missed where a wide feature
 # goes over the thin uplink of one device: its 10,192 bytes alone take 41 ms there, however fast the machine is.
 THRESHOLDS = Thresholds(min_accuracy=0.89, max_latency_ms=40.0)
 # With this seed a device is redrawn for accuracy and another for latency.
-DEFAULT_SEED = 12
+DEFAULT_SEED = 601
 WHY_SO_LITTLE = (
     "With all of its RAM free any of these boards would hold these small models whole, so the fleet file gives each "
     "the memory that its other work leaves for a model."
