@@ -64,12 +64,12 @@ class AllocationProgress(Observer):
         if settings.thresholds.max_latency_ms is not None:
             wanted.append(f"{self._statistic} latency of {settings.thresholds.max_latency_ms:g} ms or less")
         self._line(
-            f"run {run_id}: {settings.task}, {len(devices)} devices, {len(models)} models, seed {settings.seed}; "
+            f"run {run_id}: {settings.task}, devices: {len(devices)}, models: {len(models)}, seed: {settings.seed}; "
             f"wanted: {' and '.join(wanted) or 'any result'}"
         )
 
     def round_started(self, number: int, draws: Sequence[Draw]) -> None:
-        self._line(f"round {number}: {len(draws)} devices draw")
+        self._line(f"round {number}: {', '.join(draw.device_id for draw in draws)}")
 
     def trial_started(self, draw: Draw) -> None:
         self._draws[draw.device_id] = draw

@@ -165,6 +165,6 @@ def test_progress_tells_every_round_trial_and_phase(told: Told, terminal: bool) 
     with AllocationProgress(console) as progress:
         told(progress, min_accuracy=0.99)
     text = console.export_text()
-    assert "run 1: t, 2 devices, 3 models, seed 0; wanted: accuracy of 0.99 or more" in text
-    assert "round 3: 2 devices draw" in text
+    assert "run 1: t, devices: 2, models: 3, seed: 0; wanted: accuracy of 0.99 or more" in text
+    assert "round 3: board, camera" in text
     assert "missed: accuracy 0.900, p50 latency 20.0 ms (accuracy 0.9000 < 0.99)" in text
