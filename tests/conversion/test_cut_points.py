@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,10 +34,14 @@ def graphs(draw):
             )
         operations.append(
             Operation(
-                name=f"op{number}", kind="Any", layer=draw(st.integers(0, number)), parameters=draw(st.integers(0, 99)),
-                inputs=tuple(taken), outputs=tuple(made),
+                name=f"op{number}",
+                kind=draw(st.sampled_from(["Any", "BatchNormalization"])),
+                layer=draw(st.integers(0, number)),
+                parameters=draw(st.integers(0, 99)),
+                inputs=tuple(taken),
+                outputs=tuple(made),
             )
-        )  # fmt: skip
+        )
     outputs = draw(st.lists(st.sampled_from(operations[-1].outputs), min_size=1, max_size=2, unique=True))
     return Graph(
         name="random",
@@ -68,17 +74,28 @@ def test_the_crossing_tensors_are_exactly_what_the_tail_needs(graph):
             assert not computable(tail, set(crossing) - {position})
 
 
+def shown_in(graph):
+    """Positions of the tensors from which a way without weights leads back to an input of the model."""
+    makers = {made: operation for operation in graph.operations for made in operation.outputs}
+
+    def raw(position):
+        if position not in makers:
+            return True
+        maker = makers[position]
+        passes = not maker.parameters or maker.kind == "BatchNormalization"
+        return passes and graph.tensors[position].dtype != "bool" and any(raw(taken) for taken in set(maker.inputs))
+
+    return {position for position in range(len(graph.tensors)) if raw(position)}
+
+
 @given(graphs())
 def test_a_legal_cut_sends_no_raw_input_and_has_something_to_send(graph):
     cuts = cut_points(graph)
+    raw = shown_in(graph)
     assert [cut.k for cut in cuts] == list(range(1, graph.n))
     for cut in cuts:
         crossing = set(crossing_positions(graph, cut.k))
-        sound = (
-            bool(crossing)
-            and not crossing & set(graph.inputs)
-            and all(graph.tensors[position].batched for position in crossing)
-        )
+        sound = bool(crossing) and not crossing & raw and all(graph.tensors[position].batched for position in crossing)
         assert cut.legal == sound
         assert bool(cut.reason) != cut.legal
         assert cut.name == graph.operations[cut.k - 1].name
@@ -132,7 +149,7 @@ def chain(*operations):
         ),
         inputs=(0,),
         operations=tuple(
-            Operation(name=name, kind="Any", layer=number, parameters=0, inputs=inputs, outputs=(number + 1,))
+            Operation(name=name, kind="Any", layer=number, parameters=1, inputs=inputs, outputs=(number + 1,))
             for number, (name, inputs) in enumerate(operations)
         ),
         outputs=(len(operations),),
@@ -144,6 +161,64 @@ def test_a_skip_from_the_input_forbids_all_cuts_below_it():
     cuts = cut_points(chain(("a", (0,)), ("b", (1,)), ("add", (2, 0)), ("c", (3,))))
     assert [cut.legal for cut in cuts] == [False, False, True]
     assert cuts[1].reason == "it would send the raw input 'image' to the server, which 'add' takes after the cut"
+
+
+@pytest.mark.parametrize(
+    "preprocess",
+    ["rescale", "normalize", "resize", "crop", "pad", "flatten", "plain", "augment", "pool", "batch_norm", "nested"],
+)
+def test_an_input_that_is_only_preprocessed_is_still_raw(preprocess):
+    """The first cut that is legal lies after the convolution (or the dense layer), the first thing learned."""
+    import keras
+    from keras import layers
+
+    from converters.flatten import flatten
+
+    image = keras.Input((8, 8, 3), name="image")
+    steps = {
+        "rescale": [layers.Rescaling(1 / 255)],
+        "normalize": [layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[1.0, 2.0, 3.0])],
+        "resize": [layers.Resizing(6, 6), layers.Rescaling(1 / 255)],
+        "crop": [layers.CenterCrop(6, 6), layers.Cropping2D(1)],
+        "pad": [layers.ZeroPadding2D(1), layers.Permute((2, 1, 3)), layers.Activation("tanh")],
+        "flatten": [layers.Reshape((64, 3)), layers.Reshape((8, 8, 3)), layers.Identity()],
+        "plain": [
+            lambda x: (x - 127.0) / 64.0,
+            lambda x: x[:, ::2, ::2],
+            lambda x: keras.ops.transpose(x, (0, 2, 1, 3)),
+        ],
+        "augment": [layers.RandomFlip(), layers.RandomRotation(0.1), layers.Dropout(0.2), layers.GaussianNoise(0.1)],
+        "pool": [layers.AveragePooling2D(2)],
+        "batch_norm": [layers.BatchNormalization()],
+        "nested": [keras.Sequential([keras.Input((8, 8, 3)), layers.Rescaling(1 / 255), layers.ZeroPadding2D(1)])],
+    }[preprocess]
+    x = image
+    for step in steps:
+        x = step(x)
+    x = layers.Conv2D(4, 3, name="conv")(x)
+    x = layers.Flatten(name="flat")(x)
+    graph = flatten(keras.Model(image, layers.Dense(2, name="scores")(x))).graph
+    cuts = cut_points(graph)
+    assert [cut.name for cut in cuts if cut.legal] == ["conv", "flat"]
+    for cut in cuts:
+        if not cut.legal:
+            assert cut.reason.startswith("it would send the raw input 'image' to the server, only preprocessed: ")
+            assert cut.crossing[0].name in cut.reason
+
+
+def test_what_shows_the_input_next_to_something_learned_is_raw():
+    """Tensors: 0 image, 1 learned from it, 2 both without weights, 3 learned from both."""
+    graph = chain(("learned", (0,)), ("joined", (1, 0)), ("mixed", (2,)), ("end", (3,)))
+    operations = tuple(
+        dataclasses.replace(operation, parameters=0) if operation.name == "joined" else operation
+        for operation in graph.operations
+    )
+    cuts = cut_points(dataclasses.replace(graph, operations=operations))
+    assert [cut.legal for cut in cuts] == [False, False, True]
+    assert cuts[1].reason == (
+        "it would send the raw input 'image' to the server, only preprocessed: 'joined', which 'mixed' takes after the "
+        "cut, is made of it without anything learned"
+    )
 
 
 def test_a_skip_crosses_as_one_more_tensor():
