@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cloud_server.lab.proxy import LinkProxy, Target
+from cloud_server.lab.connection import Target
+from cloud_server.lab.proxy import LinkProxy
 from device_profiles import Link
 from edge_sdk.errors import ConfigError
 
