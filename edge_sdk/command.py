@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import click
 from edge_sdk.errors import SplitfleetError
 from edge_sdk.sizes import parse_size
 
+DEBUG_VARIABLE = "SPLITFLEET_DEBUG"
 CLOUD_MODULES = frozenset({"alembic", "keras", "pydantic", "rich", "sqlalchemy", "tensorflow", "yaml"})
 
 
@@ -60,17 +62,23 @@ def run(command: click.Command, program: str) -> None:
         command.main(prog_name=program, standalone_mode=True)
     except SplitfleetError as error:
         fail(error.message, error.exit_code)
-    except KeyboardInterrupt:
-        fail("interrupted", 130)
-    except BrokenPipeError:
-        # The reader of our stdout went away; Python would complain again while it flushes at exit.
-        sys.stderr.close()
-        sys.exit(141)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in CLOUD_MODULES:
-            raise
+            _unforeseen(error, program)
         fail(f"{program} needs the package {missing!r}: install it with  pip install 'splitfleet[cloud]'", 1)
+    except Exception as error:
+        _unforeseen(error, program)
+
+
+def _unforeseen(error: Exception, program: str) -> None:
+    if os.environ.get(DEBUG_VARIABLE):
+        raise error
+    fail(
+        f"{program} failed in an unforeseen way, {type(error).__name__}: {error}. This is a fault of splitfleet: "
+        f"please report it with what {DEBUG_VARIABLE}=1 in the environment shows",
+        1,
+    )
 
 
 def fail(message: str, exit_code: int) -> None:
