@@ -233,7 +233,7 @@ def _export(run: _Run, task_name: str, *, assets: Path) -> ModelInfo:
         epochs=run.recipe.epochs,
         batch_size=run.recipe.batch_size,
         seed=SEED,
-        seconds_per_epoch=round(float(np.median([report.seconds for report in run.reports])), 1),
+        seconds_per_epoch=round(min(report.seconds for report in run.reports), 1),
         weights_bytes=weights_bytes,
         weights_sha256=weights_sha256,
         keras_version=run.keras.__version__,
