@@ -8,7 +8,20 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, ForeignKey, MetaData, String, Text, TypeDecorator
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    Text,
+    TypeDecorator,
+    text,
+)
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
@@ -49,6 +62,7 @@ class Base(DeclarativeBase):
         datetime: UtcDateTime,
         dict[str, Any]: JSON,
         list[str]: JSON,
+        list[Any]: JSON,
     }
 
 
@@ -188,3 +202,54 @@ class AllocationRow(Base):
     superseded_at: Mapped[datetime | None]
 
     trial: Mapped[TrialRow] = relationship()
+
+
+def _one_active(table: str) -> Index:
+    """A name is free again once its row is marked as removed."""
+    active = text("removed_at IS NULL")
+    return Index(f"ix_{table}_active_name", "name", unique=True, sqlite_where=active, postgresql_where=active)
+
+
+class UserTaskRow(Base):
+    """A task that a user brought; the data are files of the library, by SHA-256. ``inputs`` are shape and dtype of each
+    input by name, ``classes`` is one more than the largest label.
+    """
+
+    __tablename__ = "user_tasks"
+    __table_args__ = (_one_active("user_tasks"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    metric: Mapped[str]
+    inputs: Mapped[dict[str, Any]]
+    classes: Mapped[int]
+    validation_sha256: Mapped[str] = mapped_column(String(64))
+    validation_samples: Mapped[int]
+    calibration_sha256: Mapped[str] = mapped_column(String(64))
+    calibration_samples: Mapped[int]
+    test_sha256: Mapped[str | None] = mapped_column(String(64))
+    test_samples: Mapped[int | None]
+    added_at: Mapped[datetime]
+    removed_at: Mapped[datetime | None]
+
+
+class UserModelRow(Base):
+    """A model that a user brought, for a task of a user or of the zoo; ``file_sha256`` is a file of the library."""
+
+    __tablename__ = "user_models"
+    __table_args__ = (_one_active("user_models"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    task: Mapped[str] = mapped_column(index=True)
+    file_sha256: Mapped[str] = mapped_column(String(64))
+    file_bytes: Mapped[int] = mapped_column(BigInteger)
+    suffix: Mapped[str]
+    custom_objects: Mapped[list[str]]
+    input_shapes: Mapped[list[Any]]
+    unsafe: Mapped[bool]
+    model_sha256: Mapped[str] = mapped_column(String(64))
+    operations: Mapped[int]
+    parameters: Mapped[int] = mapped_column(BigInteger)
+    added_at: Mapped[datetime]
+    removed_at: Mapped[datetime | None]

@@ -6,15 +6,14 @@ The contract of all methods:
 - ``now`` is an aware ``datetime``; the registry has no clock of its own.
 - :class:`RegistryUnreachableError` when the database does not answer. A method that raises has changed nothing.
 - A trial moves on from ``running`` once; a run too. Rows are never deleted: history is what a registry is for.
+
+What users brought, tasks and models, is in :mod:`cloud_server.registry.library`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Self
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, selectinload
@@ -22,8 +21,7 @@ from sqlalchemy.orm import Session, selectinload
 from cloud_server.allocation.settings import AllocationSettings
 from cloud_server.allocation.trial import Draw, Evaluation, Placement, Trial, TrialState
 from cloud_server.registry import rows
-from cloud_server.registry.engine import WRITES, make_engine, shown, told_errors
-from cloud_server.registry.migrate import migrate
+from cloud_server.registry.library import LibraryTables
 from cloud_server.registry.records import (
     AllocationRecord,
     DeviceRecord,
@@ -46,45 +44,8 @@ from edge_sdk.errors import ConfigError, SplitfleetError
 from edge_sdk.protocol import Register
 
 
-class Registry:
-    """The registry at a database URL, such as ``sqlite:////srv/splitfleet/registry.db``.
-
-    Opening it creates or upgrades its tables. Raises :class:`ConfigError` for a URL that names no usable database or
-    one that a newer splitfleet made, :class:`RegistryUnreachableError` when it does not answer.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._engine = make_engine(url)
-        self._writing = self._engine.execution_options(**WRITES)
-        with told_errors(self._engine.url):
-            migrate(self._engine)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the connections back."""
-        self._engine.dispose()
-
-    @property
-    def url(self) -> str:
-        """Its URL without the password."""
-        return shown(self._engine.url)
-
-    @contextmanager
-    def _read(self) -> Iterator[Session]:
-        with told_errors(self._engine.url), Session(self._engine) as session:
-            yield session
-
-    @contextmanager
-    def _write(self) -> Iterator[Session]:
-        with told_errors(self._engine.url), Session(self._writing) as session, session.begin():
-            yield session
+class Registry(LibraryTables):
+    """The registry at a database URL; see :class:`~cloud_server.registry.database.Database` for opening it."""
 
     # Devices
 
