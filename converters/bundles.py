@@ -9,8 +9,10 @@ from pathlib import Path
 
 from converters.calibration import Calibration
 from converters.flatten import FlatModel
-from converters.head import Head, input_keys, write_head
+from converters.head import Head, input_keys
+from converters.head_choice import ChosenHead, choose_head
 from converters.memory import operation_memory
+from converters.precision import Precision, checked_request
 from converters.quantization import Quantization, int8_of_range
 from converters.split import Split, split
 from converters.tail import write_tail
@@ -37,25 +39,34 @@ INPUT_CUT_NAME = "input"
 
 
 def build_bundle(
-    flat: FlatModel, k: int, calibration: Calibration, *, task: str, model: ModelRef, folder: Path
+    flat: FlatModel,
+    k: int,
+    calibration: Calibration,
+    *,
+    task: str,
+    model: ModelRef,
+    folder: Path,
+    precision: Precision = "int8",
+    max_error: float | None = None,
 ) -> Bundle:
     """Build the bundle of ``flat`` cut after operation ``k`` in the empty ``folder``.
 
-    ``k == 0`` makes a cloud-only one, ``k == n`` an edge-only one. Raises :class:`IllegalCutError`,
-    :class:`ConversionError`.
+    ``k == 0`` makes a cloud-only one, ``k == n`` an edge-only one. ``precision`` and ``max_error`` are those of
+    :mod:`converters.precision`. Raises :class:`IllegalCutError`, :class:`ConversionError`, :class:`ConfigError`.
     """
     graph = flat.graph
     halves = split(flat, k)
-    head = _head(halves, calibration, folder / HEAD_FILE)
+    chosen = _head(halves, calibration, folder / HEAD_FILE, precision, max_error)
+    head = chosen.head
     inputs = _inputs(flat, head, calibration)
-    crossing = _crossing(halves, flat, inputs, head)
+    crossing = _crossing(halves, flat, inputs, chosen)
     if halves.tail is not None:
         write_tail(halves.tail, crossing, _output_keys(halves.tail_outputs), folder / TAIL_DIR)
     manifest = Manifest(
         task=task,
         model=model,
         cut=Cut(k=k, n=graph.n, name=graph.operations[k - 1].name if k else INPUT_CUT_NAME),
-        precision="int8",
+        precision=chosen.precision,
         inputs=inputs,
         crossing=crossing,
         outputs=_outputs(halves, flat, head),
@@ -63,16 +74,20 @@ def build_bundle(
         self_check=None if head is None else _self_check(folder / HEAD_FILE, inputs),
         cumulative_bytes=operation_memory(graph)[k - 1].cumulative_bytes if k else 0,
         versions=versions(),
+        precision_reason=chosen.reason,
     )
     (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
     return Bundle.open(folder)
 
 
-def _head(halves: Split, calibration: Calibration, path: Path) -> Head | None:
+def _head(
+    halves: Split, calibration: Calibration, path: Path, precision: Precision, max_error: float | None
+) -> ChosenHead:
+    rungs, allowed = checked_request(precision, max_error)
     if halves.head is None:
-        return None
+        return ChosenHead(head=None, precision=rungs[0], reason="", sent={})
     features = tuple(f"feature_{number}" for number in range(len(halves.crossing)))
-    return write_head(halves.head, features + _output_keys(halves.head_outputs), calibration, path)
+    return choose_head(halves.head, features, _output_keys(halves.head_outputs), calibration, path, rungs, allowed)
 
 
 def _output_keys(places: tuple[int, ...]) -> tuple[str, ...]:
@@ -103,14 +118,14 @@ def _inputs(flat: FlatModel, head: Head | None, calibration: Calibration) -> tup
 
 
 def _crossing(
-    halves: Split, flat: FlatModel, inputs: tuple[InputSpec, ...], head: Head | None
+    halves: Split, flat: FlatModel, inputs: tuple[InputSpec, ...], chosen: ChosenHead
 ) -> tuple[CrossingSpec, ...]:
     specs = []
     for number, position in enumerate(halves.crossing if halves.tail is not None else ()):
         tensor = flat.graph.tensors[position]
         name = f"feature_{number}"
-        if head is not None:
-            sent = head.outputs[name]
+        if chosen.head is not None:
+            sent = chosen.sent[name]
         else:
             spec = inputs[number]
             dtype = spec.dtype if spec.scale is None else "int8"
@@ -131,14 +146,16 @@ def _crossing(
 def _outputs(halves: Split, flat: FlatModel, head: Head | None) -> tuple[OutputSpec, ...]:
     specs = []
     for place, (position, name) in enumerate(zip(flat.graph.outputs, flat.graph.output_names, strict=True)):
+        tensor = flat.graph.tensors[position]
         in_head = head is not None and place in halves.head_outputs
         sent = head.outputs[f"output_{place}"] if head is not None and in_head else Quantization(dtype="float32")
         specs.append(
             OutputSpec(
                 name=name,
                 side="head" if in_head else "tail",
-                shape=flat.graph.tensors[position].shape,
-                dtype="float32",
+                shape=tensor.shape,
+                # The tail answers in float32, which holds integers up to 2^24; the device gives them back as such.
+                dtype="float32" if tensor.is_float else tensor.dtype,
                 scale=sent.scale,
                 zero_point=sent.zero_point,
             )

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.outline import Outline
+from converters.precision import Precision
 from converters.recipe import Recipe
 from converters.versions import versions
 from edge_sdk.bundle import Bundle
@@ -120,7 +121,7 @@ class Cache:
             yield
 
 
-def bundle_key(recipe: Recipe, known: Known, k: int, precision: str) -> str:
+def bundle_key(recipe: Recipe, known: Known, k: int, precision: Precision, max_error: float | None = None) -> str:
     """The name of a bundle in the cache: a hash of everything that determines it."""
     return _sha256(
         [
@@ -130,10 +131,11 @@ def bundle_key(recipe: Recipe, known: Known, k: int, precision: str) -> str:
             known.outline.model_sha256,
             k,
             precision,
+            max_error,
             known.calibration_sha256,
         ]
     )
 
 
-def _sha256(parts: list[str | int]) -> str:
+def _sha256(parts: list[str | float | None]) -> str:
     return hashlib.sha256(json.dumps([BUILD_FORMAT, versions(), *parts], sort_keys=True).encode()).hexdigest()

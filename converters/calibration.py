@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from converters.graph import Graph
+from converters.flatten import FlatModel
+from converters.graph import Graph, TensorInfo
 from edge_sdk.errors import InvalidInputError
 from edge_sdk.wire import DTYPES
 
@@ -85,3 +86,30 @@ def _taken(arrays: list[Array]) -> npt.NDArray[np.int64]:
             extreme |= {int(flat.min(axis=1).argmin()), int(flat.max(axis=1).argmax())}
     spaced = np.rint(np.linspace(0, count - 1, min(count, MAX_SAMPLES - len(extreme)))).astype(np.int64)
     return np.array(sorted(extreme | set(spaced.tolist())), np.int64)
+
+
+def random_calibration(flat: FlatModel, count: int = 100, seed: int = 0) -> dict[str, Array]:
+    """Random samples in place of calibration data: the ranges that they give are guesses.
+
+    Floating-point inputs are normally distributed, bytes uniformly; other integers are 0 or 1, which any index allows.
+    """
+    rng = np.random.default_rng(seed)
+    made: dict[str, Array] = {}
+    for position in flat.graph.inputs:
+        tensor = flat.graph.tensors[position]
+        shape = (count, *tensor.shape)
+        dtype = DTYPES[tensor.dtype]
+        if tensor.is_float:
+            made[tensor.name] = rng.normal(size=shape).astype(dtype)
+        elif tensor.dtype == "uint8":
+            made[tensor.name] = rng.integers(0, 256, shape).astype(dtype)
+        else:
+            made[tensor.name] = rng.integers(0, 2, shape).astype(dtype)
+    return made
+
+
+def check_calibration(
+    arrays: Mapping[str, Array], inputs: Sequence[TensorInfo], validation: Mapping[str, Array] | None = None
+) -> None:
+    """Raise :class:`InvalidInputError` unless ``arrays`` are usable calibration data for a model with ``inputs``."""
+    raise NotImplementedError

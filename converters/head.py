@@ -1,13 +1,14 @@
-"""The head as a file: a half of a model becomes a fully quantized TensorFlow Lite model.
+"""The head as a file: a half of a model becomes a TensorFlow Lite model, of int8 throughout or of another precision.
 
-Its one signature ``serving_default`` takes ``input_0…`` and returns the keys it is told, in int8, at batch 1: a device
-runs one sample at a time, and fixed shapes save it the planning. TensorFlow prints pages while it converts; who
+Its one signature ``serving_default`` takes ``input_0…`` and returns the keys it is told, at batch 1: a device runs one
+sample at a time, and fixed shapes save it the planning. An int8 head takes and returns int8 where the model has
+floating-point numbers; any other takes and returns float32. TensorFlow prints pages while it converts; who
 minds calls this in a process of its own (:mod:`converters.workshop`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from converters.keras_backend import freeze, load_tensorflow
 from converters.quantization import Quantization
 from converters.split import Half
 from edge_sdk.errors import ConversionError, RuntimeUnavailableError
+from edge_sdk.manifest import Precision
 from edge_sdk.runtime import Interpreter
 from edge_sdk.runtime import TensorInfo as RuntimeTensor
 
@@ -39,27 +41,26 @@ def input_keys(count: int) -> tuple[str, ...]:
     return tuple(f"input_{number}" for number in range(count))
 
 
-def write_head(half: Half, keys: Sequence[str], calibration: Calibration, path: Path) -> Head:
-    """Write ``half`` as an int8 TensorFlow Lite model to ``path``; ``keys`` name its outputs.
+def write_head(
+    half: Half, keys: Sequence[str], calibration: Calibration, path: Path, precision: Precision = "int8"
+) -> Head:
+    """Write ``half`` as a TensorFlow Lite model to ``path``; ``keys`` name its outputs.
 
-    Raises :class:`ConversionError` when TensorFlow Lite has no int8 kernel for something in it, or no runtime runs it.
+    Raises :class:`ConversionError` when TensorFlow Lite has no kernel of that precision for something in it, or no
+    runtime runs it.
     """
     tensorflow = load_tensorflow()
     takes = half.tensors(half.inputs)
     names = input_keys(len(takes))
     module = _signature_module(half, takes, names, keys)
     converter = tensorflow.lite.TFLiteConverter.from_concrete_functions([module.run.get_concrete_function()], module)
-    converter.optimizations = [tensorflow.lite.Optimize.DEFAULT]
-    converter.representative_dataset = lambda: _samples(names, calibration)
-    converter.target_spec.supported_ops = [tensorflow.lite.OpsSet.TFLITE_BUILTINS_INT8]
-    converter.inference_input_type = tensorflow.int8
-    converter.inference_output_type = tensorflow.int8
+    _set_precision(converter, precision, lambda: _samples(names, calibration))
     try:
         path.write_bytes(converter.convert())
     except Exception as error:  # the converter raises RuntimeError, ValueError and exceptions of its own
         raise ConversionError(
             f"TensorFlow Lite cannot convert the first {len(half.steps)} operations of model "
-            f"{half.flat.graph.name!r} to int8: {_first_line(error)}"
+            f"{half.flat.graph.name!r} to {precision}: {_first_line(error)}"
         ) from error
     try:
         interpreter = Interpreter(path)
@@ -77,6 +78,20 @@ def write_head(half: Half, keys: Sequence[str], calibration: Calibration, path: 
     if made != expected:
         raise ConversionError(f"TensorFlow Lite made a head with the tensors {made}; expected {expected}")
     return head
+
+
+def _set_precision(converter: Any, precision: Precision, samples: Callable[[], Iterator[dict[str, Array]]]) -> None:
+    lite = load_tensorflow().lite
+    if precision == "float32":
+        return
+    converter.optimizations = [lite.Optimize.DEFAULT]
+    if precision == "float16":
+        converter.target_spec.supported_types = [load_tensorflow().float16]
+    elif precision == "int8":
+        converter.representative_dataset = samples
+        converter.target_spec.supported_ops = [lite.OpsSet.TFLITE_BUILTINS_INT8]
+        converter.inference_input_type = load_tensorflow().int8
+        converter.inference_output_type = load_tensorflow().int8
 
 
 def _signature_module(half: Half, takes: Sequence[TensorInfo], names: Sequence[str], keys: Sequence[str]) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from converters.cache import Cache, Known, bundle_key
+from converters.precision import Precision
 from converters.recipe import Recipe
 from edge_sdk.errors import ModelError, SplitfleetError
 from edge_sdk.manifest import ModelRef
-
-PRECISION = "int8"
 
 
 def outline(cache: Cache, recipe: Recipe) -> Known:
@@ -17,15 +16,24 @@ def outline(cache: Cache, recipe: Recipe) -> Known:
     return _Loaded(cache, recipe).known
 
 
-def build(cache: Cache, recipe: Recipe, k: int) -> Path:
+def build(cache: Cache, recipe: Recipe, k: int, precision: Precision, max_error: float | None) -> Path:
     """The folder of the bundle of a recipe's model cut after operation ``k``. Raises :class:`SplitfleetError`."""
     from converters.bundles import build_bundle
 
     loaded = _Loaded(cache, recipe)
     model = ModelRef(name=recipe.model_name, sha256=loaded.known.outline.model_sha256)
     return cache.make_bundle(
-        bundle_key(recipe, loaded.known, k, PRECISION),
-        lambda folder: build_bundle(loaded.flat, k, loaded.calibration, task=recipe.task, model=model, folder=folder),
+        bundle_key(recipe, loaded.known, k, precision, max_error),
+        lambda folder: build_bundle(
+            loaded.flat,
+            k,
+            loaded.calibration,
+            task=recipe.task,
+            model=model,
+            folder=folder,
+            precision=precision,
+            max_error=max_error,
+        ),
     )
 
 
@@ -33,7 +41,7 @@ class _Loaded:
     """A recipe's model and calibration data, and the hashes of both."""
 
     def __init__(self, cache: Cache, recipe: Recipe) -> None:
-        from converters.calibration import Calibration
+        from converters.calibration import Calibration, random_calibration
         from converters.flatten import flatten
         from converters.keras_backend import load_keras
         from converters.model_hash import model_sha256
@@ -42,7 +50,8 @@ class _Loaded:
         # Keras numbers unnamed layers per process; begun anew, a model has the same names whatever was loaded before.
         load_keras().backend.clear_session()
         try:
-            model, samples = recipe.load(), recipe.calibration()
+            model = recipe.load()
+            samples = None if recipe.calibration is None else recipe.calibration()
         except SplitfleetError:
             raise
         except Exception as error:  # whatever the recipe's functions raise
@@ -50,6 +59,8 @@ class _Loaded:
                 f"model {recipe.model_name!r} or its calibration data cannot be loaded: {type(error).__name__}: {error}"
             ) from error
         self.flat = flatten(model)
+        if samples is None:
+            samples = random_calibration(self.flat)
         self.calibration = Calibration.of(self.flat.graph, samples)
         self.known = Known(
             outline=Outline.of(self.flat.graph, model_sha256(self.flat)), calibration_sha256=self.calibration.sha256

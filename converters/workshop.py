@@ -19,11 +19,13 @@ from typing import Any, Self, TypeVar, cast
 from converters import jobs
 from converters.cache import Cache, bundle_key
 from converters.outline import Outline
+from converters.precision import Precision, checked_request
 from converters.recipe import Recipe
 from converters.worker import Worker
 from edge_sdk.errors import ConfigError
 
 T = TypeVar("T")
+_Wanted = tuple[int, Precision, float | None]
 
 
 class Workshop:
@@ -44,7 +46,7 @@ class Workshop:
         # One thread for each process, to wait for it.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="workshop")
         self._lock = threading.Lock()
-        self._under_way: dict[tuple[bytes, int | None], Future[Any]] = {}
+        self._under_way: dict[tuple[bytes, _Wanted | None], Future[Any]] = {}
 
     def outline(self, recipe: Recipe) -> Future[Outline]:
         """The outline of a recipe's model. The future raises :class:`SplitfleetError`."""
@@ -53,18 +55,25 @@ class Workshop:
             return _finished(known.outline)
         return self._submit(recipe, None, lambda worker: worker.run(jobs.outline, self._cache, recipe).outline)
 
-    def build(self, recipe: Recipe, k: int) -> Future[Path]:
+    def build(
+        self, recipe: Recipe, k: int, precision: Precision = "int8", max_error: float | None = None
+    ) -> Future[Path]:
         """The folder of the bundle of a recipe's model cut after operation ``k``, which belongs to the cache.
 
-        ``k == 0``: cloud-only, ``k == n``: edge-only. The future raises :class:`IllegalCutError`,
+        ``k == 0``: cloud-only, ``k == n``: edge-only. With the precision ``auto`` the head is the first of int8, int8
+        weights with float activations, float16 and float32 that converts and whose error (:mod:`converters.deviation`)
+        is at most ``max_error``; the bundle's manifest tells which and why. Raises :class:`ConfigError` for a precision
+        or an error that is none. The future raises :class:`IllegalCutError`,
         :class:`ConversionError` or another :class:`SplitfleetError`; a process that dies is a ``ConversionError``.
         """
+        checked_request(precision, max_error)
         known = self._cache.known(recipe)
         if known is not None:
-            ready = self._cache.bundle(bundle_key(recipe, known, k, jobs.PRECISION))
+            ready = self._cache.bundle(bundle_key(recipe, known, k, precision, max_error))
             if ready is not None:
                 return _finished(ready)
-        return self._submit(recipe, k, lambda worker: worker.run(jobs.build, self._cache, recipe, k))
+        wanted = (k, precision, max_error)
+        return self._submit(recipe, wanted, lambda worker: worker.run(jobs.build, self._cache, recipe, *wanted))
 
     def close(self, *, wait: bool = True) -> None:
         """End the processes, after they have finished what was asked for, or (not ``wait``) at once."""
@@ -84,10 +93,10 @@ class Workshop:
     ) -> None:
         self.close(wait=kind is None)
 
-    def _submit(self, recipe: Recipe, k: int | None, task: Callable[[Worker], T]) -> Future[T]:
+    def _submit(self, recipe: Recipe, wanted: _Wanted | None, task: Callable[[Worker], T]) -> Future[T]:
         """Run ``task`` on an idle worker; who asks for the same again meanwhile gets the same future."""
         try:
-            key = (pickle.dumps(recipe), k)
+            key = (pickle.dumps(recipe), wanted)
         except Exception as error:  # pickle raises PicklingError, TypeError, AttributeError
             raise ConfigError(
                 f"the recipe of model {recipe.model_name!r} cannot be sent to a worker process ({error}); "

@@ -114,7 +114,10 @@ class SelfCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A bundle's description. Build it, or read it with :func:`parse`; both check it as a whole."""
+    """A bundle's description. Build it, or read it with :func:`parse`; both check it as a whole.
+
+    ``precision`` is the head's. Where a better one was tried first, ``precision_reason`` says why it is not that one.
+    """
 
     task: str
     model: ModelRef
@@ -128,6 +131,7 @@ class Manifest:
     cumulative_bytes: int
     predicted_peak_bytes: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    precision_reason: str = ""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -81,8 +81,8 @@ def run(bundle, samples):
         ("two_ends", "facts_dense"),
         ("two_ends", "middle"),
         ("siamese", "code#2"),
-        ("nested", "backbone/add"),
-        ("named", "joined"),
+        ("nested", "backbone/out"),
+        ("named", "second"),
     ],
 )
 def test_a_bundle_computes_what_the_model_does(bundle, flat_model, kind, cut):

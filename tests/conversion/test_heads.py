@@ -62,9 +62,9 @@ def assert_close_to_float(flat, k, samples, path, *, tolerance):
         ("two_ends", "late"),
         ("siamese", "conv#2"),
         ("siamese", "code#2"),
-        ("nested", "backbone/block/relu#2"),
+        ("nested", "backbone/out"),
         ("plain_operations", "conv"),
-        ("named", "joined"),
+        ("named", "second"),
     ],
 )
 def test_every_key_is_close_to_its_float_tensor(flat_model, tmp_path, kind, cut):

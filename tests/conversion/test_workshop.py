@@ -57,7 +57,7 @@ def test_the_same_again_is_the_same_folder(workshop):
 
 
 def test_one_asked_for_twice_at_once_is_made_once(workshop):
-    first, second = workshop.build(recipe("nested"), 3), workshop.build(recipe("nested"), 3)
+    first, second = workshop.build(recipe("nested"), 6), workshop.build(recipe("nested"), 6)
     assert first is second
     assert first.result() == second.result()
 
