@@ -35,7 +35,7 @@ clean:
 # Some systems ship Python without the venv module's pip; virtualenv, fetched beside it, brings its own.
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 is needed; name one with  make PYTHON=/path/to/python" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV) && $(PYTHON) -m pip install --quiet --target .bootstrap virtualenv \
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV) && $(PYTHON) -m pip install --quiet --target .bootstrap virtualenv \
 		&& PYTHONPATH=.bootstrap $(PYTHON) -m virtualenv --quiet $(VENV); }
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml

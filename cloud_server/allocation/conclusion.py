@@ -34,7 +34,7 @@ class Conclusion:
         """Accuracy of each accepted split on the test set, and of its whole model on the validation set."""
         if not self._loop.accepted:
             return
-        self._observer.phase_started("test set")
+        self._observer.phase_started("measuring the accepted models on the test set")
         floats = pool.submit(self._float_accuracies)
         test = publish(self._fleet, self._data.test)
         self._each(pool, self._loop.accepted.values(), "test set", partial(self._test, test))
@@ -48,7 +48,7 @@ class Conclusion:
         splits = [deployed for deployed in self._loop.accepted.values() if deployed.bundle.manifest.has_head]
         if not splits:
             return
-        self._observer.phase_started("baselines")
+        self._observer.phase_started("measuring the baselines beside the accepted models")
         deployed = self._each(pool, splits, "cloud-only", self._deploy_cloud_only)
         self._loop.with_quiet_cores(pool, self._measure_cloud_only, deployed)
         self._each(pool, splits, "installing the split again", self._install_again)

@@ -102,7 +102,7 @@ class AllocationProgress(Observer):
         self._draws.clear()
         for device_id in list(self._tasks):
             self._rest(device_id)
-        self._line(f"{name}:")
+        self._line(name)
 
     def warned(self, message: str) -> None:
         self._line(f"warning: {message}")

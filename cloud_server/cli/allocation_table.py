@@ -116,11 +116,17 @@ def _caption(result: AllocationResult, statistic: LatencyStatistic) -> str:
         "the peak is the growth of a process on the device that runs the head; accuracy is that of the validation set, "
         f"beneath it that of the whole model in floating point; times are means{_beside(statistic)}"
     ]
-    labels = sorted(
-        {f"{part}: {label}" for each in result.devices if each.device for part, label in each.device.emulation.items()}
+    # How, not how much: that differs from device to device, and the JSON document has it.
+    means = sorted(
+        {
+            f"{part} by {label.rpartition(' by ')[2]}"
+            for each in result.devices
+            if each.device
+            for part, label in each.device.emulation.items()
+        }
     )
-    if labels:
-        lines.append(f"* emulated on this machine ({'; '.join(labels)})")
+    if means:
+        lines.append(f"* emulated on this machine: {', '.join(means)}")
     tested = []
     for each in result.devices:
         trial = each.trial

@@ -102,7 +102,7 @@ def test_the_table_says_what_is_emulated_and_what_does_not_fit(told: Told, split
     assert any(line.startswith("peak 5 kB 2 of 4, ") for line in lines)
     assert "edge-only needs 400 B:" in lines
     assert "edge-only as above" in lines
-    assert "* emulated on this machine (cpu: sleep)" in table
+    assert "* emulated on this machine: cpu by sleep" in table
     assert "test set, with 95 % intervals: board 0.900 (0.769 to 0.960)" in table
 
 
