@@ -87,11 +87,15 @@ def cut_points(graph: Graph) -> tuple[CutPoint, ...]:
 
 
 def require_legal(graph: Graph, k: int) -> None:
-    """Raise :class:`IllegalCutError` unless ``k`` is a legal cut point of ``graph``."""
-    if not 1 <= k < graph.n:
+    """Raise :class:`IllegalCutError` unless ``k`` is a legal cut point of ``graph``, or n and a device can run all."""
+    if k == graph.n and (obstacle := graph.obstacle(k)):
+        raise IllegalCutError(f"model {graph.name!r} cannot run on a device as a whole: {obstacle}")
+    if not 1 <= k <= graph.n:
         raise IllegalCutError(
             f"model {graph.name!r} has {graph.n} operations: its cut points are 1 to {graph.n - 1}, got {k}"
         )
+    if k == graph.n:
+        return
     reason = _reason(graph, k, crossing_positions(graph, k), raw_tensors(graph))
     if reason:
         raise IllegalCutError(
@@ -101,6 +105,8 @@ def require_legal(graph: Graph, k: int) -> None:
 
 def _reason(graph: Graph, k: int, crossing: tuple[int, ...], raw: Mapping[int, int]) -> str:
     """Why a cut is not legal; empty where it is."""
+    if obstacle := graph.obstacle(k):
+        return f"the head would hold what belongs into the tail: {obstacle}"
     if not crossing:
         return "no tensor crosses: the operations after it take nothing from those before it"
     for position in crossing:

@@ -41,6 +41,7 @@ class Operation:
     """One call of a layer or of an operation without a layer. ``inputs`` and ``outputs`` are tensor positions.
 
     A layer called twice is two operations with the same ``layer`` number; ``parameters`` are those of its layer.
+    ``obstacle`` says why a device cannot run it, and is empty where it can: what has one belongs into the tail.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Operation:
     parameters: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,10 @@ class Graph:
     def n(self) -> int:
         """How many operations there are."""
         return len(self.operations)
+
+    def obstacle(self, k: int) -> str:
+        """Why no device can run the first ``k`` operations; empty where one can."""
+        return next((f"{op.name!r} {op.obstacle}" for op in self.operations[:k] if op.obstacle), "")
 
     def born(self) -> tuple[int, ...]:
         """For each tensor the k of the operation that makes it, 1 to n; 0 for an input of the model."""

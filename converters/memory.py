@@ -79,7 +79,8 @@ def choose_cumulative(outline: Outline, budget_bytes: int) -> Choice:
     if budget_bytes < 0:
         raise InvalidInputError(f"a memory budget is a number of bytes, 0 or more; got {budget_bytes}")
     cumulative = [operation.cumulative_bytes for operation in outline.operations]
-    k = cumulative_cut(cumulative, {cut.k for cut in outline.cuts if cut.legal}, budget_bytes)
+    legal = {cut.k for cut in outline.cuts if cut.legal} | (set() if outline.edge_only_reason else {outline.n})
+    k = cumulative_cut(cumulative, legal, budget_bytes)
     return Choice(k=k, cumulative_bytes=cumulative[k - 1] if k else 0)
 
 
@@ -87,10 +88,8 @@ def cumulative_cut(cumulative_bytes: Sequence[int], legal: Collection[int], budg
     """The rule itself, on sums that grow: the cut lies before the first layer whose sum exceeds the budget, moved back
     to the nearest legal cut point.
 
-    Sums of 2, 6 and 12 MB against 8 MB: after layer 2. All of them fit: n. ``None`` when the first layer does not fit,
-    or when no cut before the first layer that does not is legal.
+    Sums of 2, 6 and 12 MB against 8 MB: after layer 2. All of them fit: n, if that is ``legal`` (a device can run it
+    all). ``None`` when the first layer does not fit, or when no cut before the first layer that does not is legal.
     """
     fitting = next((k for k, total in enumerate(cumulative_bytes) if total > budget_bytes), len(cumulative_bytes))
-    if fitting == len(cumulative_bytes):
-        return fitting
     return next((k for k in range(fitting, 0, -1) if k in legal), None)

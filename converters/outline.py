@@ -15,18 +15,32 @@ from converters.memory import OperationMemory, operation_memory
 class Outline:
     """``model_sha256`` covers architecture and weights; ``n`` is the number of operations.
 
-    ``operations`` are 1 to n, ``cuts`` 1 to n - 1.
+    ``inputs`` and ``outputs`` are the model's, in its order, outputs by the names that the user knows.
+    ``edge_only_reason`` says why no device can run the whole model, and is empty where one can. ``operations`` are 1 to
+    n, ``cuts`` 1 to n - 1.
     """
 
     model_sha256: str
     n: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    edge_only_reason: str
     operations: tuple[OperationMemory, ...]
     cuts: tuple[CutPoint, ...]
 
     @classmethod
     def of(cls, graph: Graph, model_sha256: str) -> Outline:
         """The outline of a graph."""
-        return cls(model_sha256=model_sha256, n=graph.n, operations=operation_memory(graph), cuts=cut_points(graph))
+        outputs = zip(graph.outputs, graph.output_names, strict=True)
+        return cls(
+            model_sha256=model_sha256,
+            n=graph.n,
+            inputs=tuple(graph.tensors[position] for position in graph.inputs),
+            outputs=tuple(dataclasses.replace(graph.tensors[position], name=name) for position, name in outputs),
+            edge_only_reason=graph.obstacle(graph.n),
+            operations=operation_memory(graph),
+            cuts=cut_points(graph),
+        )
 
     def to_json(self) -> str:
         """What :meth:`from_json` reads."""
@@ -39,6 +53,9 @@ class Outline:
         return cls(
             model_sha256=document["model_sha256"],
             n=document["n"],
+            inputs=tuple(_tensor(entry) for entry in document["inputs"]),
+            outputs=tuple(_tensor(entry) for entry in document["outputs"]),
+            edge_only_reason=document["edge_only_reason"],
             operations=tuple(OperationMemory(**entry) for entry in document["operations"]),
             cuts=tuple(
                 CutPoint(**entry | {"crossing": tuple(_tensor(tensor) for tensor in entry["crossing"])})

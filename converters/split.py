@@ -67,7 +67,7 @@ def split(flat: FlatModel, k: int) -> Split:
     Raises :class:`IllegalCutError` when ``k`` is neither of these nor a legal cut point.
     """
     graph = flat.graph
-    if k not in (0, graph.n):
+    if k:
         require_legal(graph, k)
     born = graph.born()
     crossing = crossing_positions(graph, k) if k else graph.inputs

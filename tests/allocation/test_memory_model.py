@@ -18,6 +18,9 @@ def outline(*, legal: tuple[int, ...] = (1, 2)) -> Outline:
     return Outline(
         model_sha256="0" * 64,
         n=len(SIZES),
+        inputs=(),
+        outputs=(),
+        edge_only_reason="",
         operations=tuple(
             OperationMemory(
                 k=k,

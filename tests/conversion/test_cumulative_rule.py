@@ -18,7 +18,7 @@ MB = 10**6
 
 
 def cut(sizes, legal, budget):
-    return cumulative_cut(list(itertools.accumulate(sizes)), legal, budget)
+    return cumulative_cut(list(itertools.accumulate(sizes)), {*legal, len(sizes)}, budget)
 
 
 def test_two_four_and_six_mb_against_eight_are_cut_after_the_second():
@@ -43,6 +43,11 @@ def test_two_four_and_six_mb_against_eight_are_cut_after_the_second():
 )
 def test_examples(sizes, legal, budget, k):
     assert cut(sizes, legal, budget) == k
+
+
+def test_what_fits_but_cannot_run_on_a_device_as_a_whole_is_cut():
+    assert cumulative_cut([2, 6, 12], {1, 2}, 12) == 2
+    assert cumulative_cut([2, 6, 12], set(), 12) is None
 
 
 @given(
