@@ -94,7 +94,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             name="vision-transformer",
             family="vision transformer",
             build=vision_transformer.build,
-            recipe=Recipe(epochs=7, peak_learning_rate=2e-3),
+            recipe=Recipe(epochs=8, peak_learning_rate=2e-3),
         ),
     )
 }

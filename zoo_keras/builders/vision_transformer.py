@@ -22,10 +22,11 @@ def build(classes: int) -> Any:
 
     image, x = image_input()
     x = convolution(x, 16, name="stem1", strides=2)
-    x = convolution(x, 48, name="stem2", strides=2)
-    x = layers.Reshape((TOKENS, 48), name="tokens")(x)
+    x = convolution(x, 32, name="stem2")
+    x = convolution(x, CHANNELS, name="stem3", strides=2)
+    x = layers.Reshape((TOKENS, CHANNELS), name="tokens")(x)
     x = layers.EinsumDense("btc,cd->btd", (TOKENS, CHANNELS), bias_axes="td", name="tokens_project")(x)
-    for name in ("block1", "block2", "block3"):
+    for name in ("block1", "block2"):
         x = _encoder(x, name=name)
     x = layers.LayerNormalization(epsilon=1e-5, name="final_norm")(x)
     x = layers.GlobalAveragePooling1D(name="pool")(x)
