@@ -14,8 +14,8 @@ class ModelInfo:
     """Facts of one trained model.
 
     `float_accuracy` is measured on all `test_images` images of the data set, with the shipped weights, that is after
-    they were rounded to float16. `seconds_per_epoch` is the wall-clock time of the fastest epoch, the one that other
-    work on the training machine disturbed least.
+    they were rounded to float16. `seconds_per_epoch` is the mean wall-clock time on the machine
+    that trained it, whatever else ran there.
     """
 
     task: str

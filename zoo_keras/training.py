@@ -4,7 +4,7 @@ After every epoch the model with the state of its optimizer is written to the wo
 on (seed, number of the epoch) alone, so a resumed run sees the same batches as one that was never interrupted. A
 finished model is rounded to float16, measured on all test images and exported to the assets; its state is removed.
 
-No image of the test set takes part in any choice here: the number of epochs is fixed beforehand, the last one counts.
+No image of the test set takes part in a run: the number of epochs is fixed beforehand and the last one counts.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _export(run: _Run, task_name: str, *, assets: Path) -> ModelInfo:
         epochs=run.recipe.epochs,
         batch_size=run.recipe.batch_size,
         seed=SEED,
-        seconds_per_epoch=round(min(report.seconds for report in run.reports), 1),
+        seconds_per_epoch=round(float(np.mean([report.seconds for report in run.reports])), 1),
         weights_bytes=weights_bytes,
         weights_sha256=weights_sha256,
         keras_version=run.keras.__version__,
