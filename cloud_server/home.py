@@ -47,6 +47,11 @@ class Home:
         return self.path / "conversions"
 
     @property
+    def library(self) -> Path:
+        """Models and labelled data that users brought. Unlike the repository, no device ever gets anything of it."""
+        return self.path / "library"
+
+    @property
     def tails(self) -> Path:
         """SavedModels laid out for the tail engines."""
         return self.path / "tails"

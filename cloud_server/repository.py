@@ -117,6 +117,23 @@ class ArtifactRepository:
         self._add_file(bundle.path / MANIFEST_FILE, bundle.digest)
         return bundle.digest
 
+    def add_file(self, source: Path) -> str:
+        """Take in a copy of any file; returns its SHA-256. Raises :class:`IntegrityError` when it cannot be read."""
+        sha256 = _sha256_of(source)
+        self._add_file(source, sha256)
+        return sha256
+
+    def file(self, sha256: str) -> Path:
+        """Where a blob lies, to be read by path, never written. Raises :class:`UnknownBlobError`."""
+        path = self._path(sha256)
+        if not path.is_file():
+            raise UnknownBlobError(f"the repository holds no blob {sha256}")
+        return path
+
+    def remove(self, sha256: str) -> None:
+        """Forget a blob, if there is one. Who still has the file open goes on reading it."""
+        self._path(sha256).unlink(missing_ok=True)
+
     def manifest(self, digest: str) -> Manifest:
         """The manifest of a bundle.
 
@@ -272,6 +289,13 @@ class ArtifactRepository:
             with suppress(OSError):
                 if path.stat().st_mtime < oldest:
                     path.unlink()
+
+
+def _sha256_of(source: Path) -> str:
+    try:
+        return file_sha256(source)
+    except OSError as error:
+        raise IntegrityError(f"{source}: cannot be read ({error.strerror})") from None
 
 
 def _is_same_file(file: BufferedRandom, path: Path) -> bool:

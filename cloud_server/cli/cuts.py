@@ -1,0 +1,112 @@
+"""`splitfleet cuts`: where a model may be cut, what crosses there, and what the head needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cloud_server.allocation.settings import MemoryModelName
+from cloud_server.cli.allocation_options import registry_options
+from cloud_server.cli.model_options import LoadingChoice, budget_options, find_source, model_options
+from cloud_server.cli.output import json_option, make_table
+from edge_sdk.sizes import format_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cloud_server.cut_report import Budget, CutReport, CutRow
+    from converters.graph import TensorInfo
+
+
+@click.command()
+@model_options
+@budget_options
+@click.option("--all", "illegal", is_flag=True, help="List the cuts that are not legal too, with the reason.")
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write feature bytes and memory over k as a picture, such as cuts.png; needs matplotlib.",
+)
+@registry_options
+@json_option
+def cuts(
+    model: str,
+    loading: LoadingChoice,
+    budget: Budget | None,
+    memory_model: MemoryModelName,
+    illegal: bool,
+    plot: Path | None,
+    home: Path | None,
+    registry: str | None,
+    as_json: bool,
+) -> None:
+    """List the cut points of MODEL in order.
+
+    MODEL is a .keras file, a legacy .h5 or .hdf5 file, zoo:NAME or registry:NAME. With --profile or --ram, the cut that
+    the memory model picks is marked, and whether each head fits.
+    """
+    from cloud_server.cli.cut_plot import terminal_plot, write_plot
+    from cloud_server.cli.output import print_json, stdout
+    from cloud_server.cli.waiting import waiting
+    from cloud_server.cut_report import cut_report
+    from cloud_server.home import Home
+    from converters import Workshop
+
+    source = find_source(model, loading, home=home, registry=registry)
+    with waiting(f"reading {model}"), Workshop(Home.at(home).conversions, workers=1) as workshop:
+        outline = workshop.outline(source.recipe(source.calibration)).result()
+    report = cut_report(model, outline, memory_model, budget)
+    if plot is not None:
+        write_plot(report, plot)
+    if as_json:
+        print_json(report.to_document(illegal=illegal))
+        return
+    console = stdout()
+    console.print(_table(report, illegal=illegal))
+    console.print(terminal_plot(report), soft_wrap=True)
+    console.print(_verdict(report), soft_wrap=True)
+
+
+def _table(report: CutReport, *, illegal: bool) -> Table:
+    right = ("k", "feature\nfloat", "feature\nint8", "head\nparameters", "size by\ncumulative rule")
+    table = make_table("k", "cut after", "crossing tensors", *right[1:], "fits", "", right=right)
+    for row in report.rows if illegal else report.legal:
+        table.add_row(
+            str(row.k),
+            row.name,
+            "\n".join(_tensor(tensor, row) for tensor in row.tensors),
+            format_size(row.feature_bytes_float),
+            format_size(row.feature_bytes_int8),
+            f"{row.head_parameters:,}",
+            format_size(row.cumulative_bytes),
+            _fits(row),
+            ", ".join(report.marks(row)) if row.legal else f"illegal: {row.reason}",
+        )
+    return table
+
+
+def _tensor(tensor: TensorInfo, row: CutRow) -> str:
+    shape = "×".join(map(str, tensor.shape)) or "scalar"
+    # The result of the very operation that the row names; what passes by it has its own name.
+    return shape if tensor.name == row.name else f"{tensor.name} {shape}"
+
+
+def _fits(row: CutRow) -> str:
+    return "" if row.fits is None else "yes" if row.fits else "no"
+
+
+def _verdict(report: CutReport) -> str:
+    whole = f"{report.model}: {len(report.legal)} legal cuts of {report.operations} operations"
+    if report.budget is None:
+        return f"{whole}; --profile or --ram picks one"
+    size = format_size(report.budget.budget_bytes)
+    named = f"{size} ({report.budget.profile})" if report.budget.profile else size
+    rule = f"the {report.memory_model} rule"
+    if report.chosen is None:
+        return f"{whole}; {rule} finds none for {named}: {report.refusal}"
+    if report.chosen == report.operations:
+        return f"{whole}; all of it fits into {named}: it runs on the device alone"
+    return f"{whole}; for {named}, {rule} cuts after operation {report.chosen}"
