@@ -1,6 +1,6 @@
 """Candidates: the models of a task, where each may be cut, and the bundles that become of it.
 
-:class:`Candidates` is what the loop needs; :class:`ZooCandidates` has it of the zoo, made by a workshop's processes.
+:class:`Candidates` is what the loop needs; :class:`WorkshopCandidates` has it of recipes, through a workshop.
 """
 
 from __future__ import annotations
@@ -41,16 +41,20 @@ class Candidates(Protocol):
         ...
 
 
-class ZooCandidates:
-    """The zoo's models of a task."""
+class WorkshopCandidates:
+    """The models that some recipes, by name, lead to."""
 
     def __init__(
-        self, workshop: Workshop, predictions: Predictions, task: str, models: Sequence[str], memory_model: MemoryModel
+        self,
+        workshop: Workshop,
+        predictions: Predictions,
+        recipes: Mapping[str, Recipe],
+        memory_model: MemoryModel,
     ) -> None:
         self._workshop = workshop
         self._predictions = predictions
         self._memory_model = memory_model
-        self._recipes = {model: zoo_recipe(task, model) for model in models}
+        self._recipes = dict(recipes)
 
     @property
     def models(self) -> Sequence[str]:

@@ -31,13 +31,16 @@ class Conclusion:
         self._observer = means.observer
 
     def measure_test(self, pool: ThreadPoolExecutor) -> None:
-        """Accuracy of each accepted split on the test set, and of its whole model on the validation set."""
+        """Accuracy of each accepted split on the test set, if there is one, and of its whole model on the validation
+        set.
+        """
         if not self._loop.accepted:
             return
         self._observer.phase_started("measuring the accepted models on the test set")
         floats = pool.submit(self._float_accuracies)
-        test = publish(self._fleet, self._data.test)
-        self._each(pool, self._loop.accepted.values(), "test set", partial(self._test, test))
+        if self._data.test is not None:
+            test = publish(self._fleet, self._data.test)
+            self._each(pool, self._loop.accepted.values(), "test set", partial(self._test, test))
         floats.result()
 
     def measure_baselines(self, pool: ThreadPoolExecutor) -> None:

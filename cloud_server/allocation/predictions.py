@@ -50,10 +50,16 @@ class Predictions:
 
 
 def _predict(load: Callable[[], Any], inputs: Mapping[str, Array]) -> list[Array]:
-    outputs = load().predict(dict(inputs), batch_size=BATCH, verbose=0)
-    if isinstance(outputs, Mapping):
-        outputs = list(outputs.values())
-    return [np.asarray(array) for array in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
+    from converters.keras_backend import load_keras
+    from converters.keras_graph import end_names, graph_ends
+
+    tree = load_keras().tree
+    model = load()
+    ends, _ = graph_ends(model, f"model {model.name!r}")
+    structure = getattr(model, "_inputs_struct", ends)
+    # As the model wants them, be it a list, a dict or one array, and its outputs as converters have them: flat.
+    taken = tree.pack_sequence_as(structure, [inputs[name] for name in end_names(structure, ends)])
+    return [np.asarray(output) for output in tree.flatten(model.predict(taken, batch_size=BATCH, verbose=0))]
 
 
 def _read(path: Path) -> list[Array] | None:

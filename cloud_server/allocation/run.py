@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
-from cloud_server.allocation.candidates import ZooCandidates
+from cloud_server.allocation.candidates import WorkshopCandidates
 from cloud_server.allocation.conclusion import Conclusion
 from cloud_server.allocation.core import Allocator, Outcome, OutcomeState
 from cloud_server.allocation.draw import RandomDraw
@@ -21,8 +21,9 @@ from cloud_server.allocation.predictions import Predictions
 from cloud_server.allocation.remote_fleet import RemoteFleet
 from cloud_server.allocation.result import AllocationResult, read_result
 from cloud_server.allocation.settings import AllocationSettings
-from cloud_server.allocation.task_data import zoo_task
+from cloud_server.allocation.task_data import task_data
 from cloud_server.home import Home
+from cloud_server.library import Library
 from cloud_server.registry import Registry
 from cloud_server.registry.records import OutcomeRecord, RunState
 from converters import Workshop
@@ -42,31 +43,32 @@ def run_over_wire(
     wait_for_devices: bool,
 ) -> AllocationResult:
     """See :func:`cloud_server.allocation.run_allocation`."""
-    data = zoo_task(settings.task)
-    with (
-        Registry(registry_url) as registry,
-        RemoteFleet(endpoint, stall_timeout_s=settings.device_timeout_s) as fleet,
-        Workshop(home.conversions) as workshop,
-        closing(Predictions(home.conversions / "predictions")) as predictions,
-    ):
-        candidates = ZooCandidates(workshop, predictions, settings.task, data.models, MODELS[settings.memory_model])
+    with Registry(registry_url) as registry:
+        # Before anything else is opened: a task that is none is told at once.
+        data = task_data(settings.task, Library(registry, home))
+        with (
+            RemoteFleet(endpoint, stall_timeout_s=settings.device_timeout_s) as fleet,
+            Workshop(home.conversions) as workshop,
+            closing(Predictions(home.conversions / "predictions")) as predictions,
+        ):
+            candidates = WorkshopCandidates(workshop, predictions, data.recipes, MODELS[settings.memory_model])
 
-        def abort() -> None:
-            fleet.close()
-            workshop.close(wait=False)
-            predictions.close()
+            def abort() -> None:
+                fleet.close()
+                workshop.close(wait=False)
+                predictions.close()
 
-        devices = find_devices(fleet, settings, observer, wait=wait_for_devices, endpoint=endpoint)
-        means = Means(
-            settings=settings,
-            fleet=fleet,
-            candidates=candidates,
-            registry=registry,
-            data=data,
-            observer=observer,
-            abort=abort,
-        )
-        return allocate(means, devices)
+            devices = find_devices(fleet, settings, observer, wait=wait_for_devices, endpoint=endpoint)
+            means = Means(
+                settings=settings,
+                fleet=fleet,
+                candidates=candidates,
+                registry=registry,
+                data=data,
+                observer=observer,
+                abort=abort,
+            )
+            return allocate(means, devices)
 
 
 def find_devices(

@@ -208,9 +208,7 @@ class FakeFleet:
 
 @pytest.fixture
 def data() -> TaskData:
-    return TaskData(
-        models=("a", "b", "c"), metric=accuracy, validation=sample_set(100, seed=1), test=sample_set(40, seed=2)
-    )
+    return TaskData(recipes={}, metric=accuracy, validation=sample_set(100, seed=1), test=sample_set(40, seed=2))
 
 
 @pytest.fixture

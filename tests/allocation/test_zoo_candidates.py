@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import zoo_keras
-from cloud_server.allocation.candidates import ZooCandidates, zoo_recipe
+from cloud_server.allocation.candidates import WorkshopCandidates, zoo_recipe
 from cloud_server.allocation.memory_model import MODELS, ChosenCut, NoCut
 from cloud_server.allocation.metrics import accuracy
 from cloud_server.allocation.predictions import Predictions
-from cloud_server.allocation.task_data import zoo_task
+from cloud_server.allocation.task_data import TaskData, task_data
+from cloud_server.home import Home
+from cloud_server.library import Library
+from cloud_server.registry import Registry
 from converters import Workshop
 from converters.worker import Worker
 from edge_sdk.errors import ConfigError
@@ -24,30 +27,37 @@ MODEL = "mobile"
 
 
 @pytest.fixture
-def candidates(tmp_path: Path) -> Iterator[ZooCandidates]:
+def candidates(tmp_path: Path) -> Iterator[WorkshopCandidates]:
     with Workshop(tmp_path / "cache", workers=1) as workshop, closing(Predictions(tmp_path / "predictions")) as known:
-        yield ZooCandidates(workshop, known, TASK, [MODEL], MODELS["cumulative"])
+        yield WorkshopCandidates(workshop, known, {MODEL: zoo_recipe(TASK, MODEL)}, MODELS["cumulative"])
 
 
-def test_a_recipe_travels_and_tells_models_apart() -> None:
+@pytest.fixture
+def find(registry: Registry, tmp_path: Path) -> Callable[[str], TaskData]:
+    library = Library(registry, Home.at(tmp_path / "home"))
+    return lambda name: task_data(name, library)
+
+
+def test_a_recipe_travels_and_tells_models_apart(find: Callable[[str], TaskData]) -> None:
     recipe = zoo_recipe(TASK, MODEL)
     assert pickle.loads(pickle.dumps(recipe)).fingerprint == recipe.fingerprint
-    fingerprints = {zoo_recipe(TASK, model).fingerprint for model in zoo_task(TASK).models}
-    assert len(fingerprints) == len(zoo_task(TASK).models)
+    recipes = find(TASK).recipes
+    assert len({each.fingerprint for each in recipes.values()}) == len(recipes) > 1
     with pytest.raises(ConfigError, match="has no model"):
         zoo_recipe(TASK, "nothing")
 
 
-def test_a_task_has_its_data() -> None:
-    data = zoo_task(TASK)
-    assert set(data.models) <= set(zoo_keras.task(TASK).models)
+def test_a_task_has_its_data(find: Callable[[str], TaskData]) -> None:
+    data = find(TASK)
+    assert set(data.recipes) <= set(zoo_keras.task(TASK).models)
+    assert data.test is not None
     assert len(data.validation) == len(data.test) == 1000
     assert data.validation.digest != data.test.digest
     with pytest.raises(ConfigError, match="there is no task"):
-        zoo_task("nothing")
+        find("nothing")
 
 
-def test_a_budget_chooses_the_cut_and_a_bundle_is_built_of_it(candidates: ZooCandidates) -> None:
+def test_a_budget_chooses_the_cut_and_a_bundle_is_built_of_it(candidates: WorkshopCandidates) -> None:
     assert isinstance(candidates.choose(MODEL, 10), NoCut)
     chosen = candidates.choose(MODEL, 20_000)
     assert isinstance(chosen, ChosenCut)
@@ -61,9 +71,9 @@ def test_a_budget_chooses_the_cut_and_a_bundle_is_built_of_it(candidates: ZooCan
 
 
 def test_predictions_are_the_model_s_and_are_asked_once(
-    candidates: ZooCandidates, monkeypatch: pytest.MonkeyPatch
+    candidates: WorkshopCandidates, find: Callable[[str], TaskData], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    validation = zoo_task(TASK).validation
+    validation = find(TASK).validation
     outputs = candidates.predict(MODEL, validation)
     share = accuracy(outputs, validation.labels).mean()
     # Its metadata is of all 10,000 test images, of which these are a tenth.
