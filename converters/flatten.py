@@ -10,13 +10,16 @@ A nested model stands as a whole where it is called; within a model the order is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from converters.float32 import in_float32
 from converters.graph import Graph, Operation, TensorInfo
 from converters.keras_backend import load_keras
 from converters.keras_graph import end_names, graph_ends, is_graph_model, ordered_nodes
+from converters.recurrent import obstacle
+from converters.retrace import hides_masks, is_called_otherwise, mask_of, retraced
 from edge_sdk.errors import UnsupportedModelError
 from edge_sdk.wire import DTYPES, MAX_RANK
 
@@ -49,12 +52,18 @@ def flatten(model: Any) -> FlatModel:
     Raises :class:`UnsupportedModelError` for a model without a graph, and for one that holds what cannot be split; it
     names the culprit.
     """
-    inputs, outputs = graph_ends(model, f"model {getattr(model, 'name', model)!r}")
+    graph_ends(model, f"model {getattr(model, 'name', model)!r}")
+    model = in_float32(model)
+    inputs, outputs = graph_ends(model, f"model {model.name!r}")
     builder = _Builder(name=model.name, batches={tensor.shape[0] for tensor in inputs if tensor.shape})
     names = end_names(getattr(model, "_inputs_struct", inputs), inputs)
     output_names = end_names(getattr(model, "_outputs_struct", outputs), outputs)
     scope = {id(tensor): builder.add_input(tensor, name) for tensor, name in zip(inputs, names, strict=True)}
-    builder.walk(inputs, outputs, scope, prefix="")
+    if hides_masks(ordered_nodes(inputs, outputs)):
+        with retraced(model, inputs) as outputs:
+            builder.walk(inputs, outputs, scope, prefix="")
+    else:
+        builder.walk(inputs, outputs, scope, prefix="")
     positions = tuple(scope[id(tensor)] for tensor in outputs)
     for position, name in zip(positions, output_names, strict=True):
         if position < len(inputs):
@@ -107,28 +116,16 @@ class _Builder:
 
     def _walk_nested(self, node: Any, scope: dict[int, int], prefix: str, where: str) -> None:
         inner_inputs, inner_outputs = graph_ends(node.operation, where)
-        inner: dict[int, int] = {}
-        for outer, tensor in zip(_nested_arguments(node, inner_inputs, where), inner_inputs, strict=True):
-            if tuple(outer.shape[1:]) != tuple(tensor.shape[1:]):
-                raise UnsupportedModelError(
-                    f"{where}: the nested model is called on shape {tuple(outer.shape)} and was built for "
-                    f"{tuple(tensor.shape)}; build it for the shape that it is called on"
-                )
-            position = scope[id(outer)]
-            if outer.dtype != tensor.dtype:
-                position = self._add_cast(position, outer, tensor, f"{prefix}{tensor.name}", where)
-            inner[id(tensor)] = position
-        self.walk(inner_inputs, inner_outputs, inner, prefix)
+        taken = _nested_arguments(node, inner_inputs, where)
+        if is_called_otherwise(taken, inner_inputs) or hides_masks(ordered_nodes(inner_inputs, inner_outputs)):
+            with retraced(node.operation, taken) as outputs:
+                self.walk(node.input_tensors, outputs, scope, prefix)
+            inner_outputs, inner = outputs, scope
+        else:
+            inner = {id(tensor): scope[id(outer)] for outer, tensor in zip(taken, inner_inputs, strict=True)}
+            self.walk(inner_inputs, inner_outputs, inner, prefix)
         for outer, tensor in zip(node.outputs, inner_outputs, strict=True):
             scope[id(outer)] = inner[id(tensor)]
-
-    def _add_cast(self, position: int, outer: Any, tensor: Any, name: str, where: str) -> int:
-        """Keras casts what a nested model is called on to the dtype of its input."""
-        keras = load_keras()
-        cast = _Cast(keras.ops.cast, tensor.dtype)
-        inner: dict[int, int] = {}
-        self._add_step(cast, _Positional(outer), ((id(outer), position),), (tensor,), inner, f"{name}/cast", where)
-        return inner[id(tensor)]
 
     def _add_step(
         self,
@@ -148,6 +145,7 @@ class _Builder:
             label = name if len(outputs) == 1 else f"{name}:{number}"
             scope[id(tensor)] = self._add_tensor(tensor, label, name, where)
             made.append(scope[id(tensor)])
+        shapes = [self.tensors[position].shape for _, position in bound]
         self.operations.append(
             Operation(
                 name=name,
@@ -156,6 +154,7 @@ class _Builder:
                 parameters=sum(_size(variable) for variable in getattr(layer, "weights", ())),
                 inputs=tuple(position for _, position in bound),
                 outputs=tuple(made),
+                obstacle=obstacle(layer, shapes),
             )
         )
         self.steps.append(Step(layer=layer, arguments=arguments, bound=bound, outputs=tuple(made)))
@@ -179,38 +178,6 @@ class _Builder:
         return len(self.tensors) - 1
 
 
-@dataclass(frozen=True)
-class _Cast:
-    """An operation that Keras does without recording it."""
-
-    cast: Callable[[Any, str], Any]
-    dtype: str
-
-    def __call__(self, value: Any) -> Any:
-        return self.cast(value, self.dtype)
-
-    def get_config(self) -> dict[str, str]:
-        return {"dtype": self.dtype}
-
-
-@dataclass(frozen=True)
-class _Positional:
-    """Recorded arguments of one tensor and nothing else, with the interface of those that Keras records."""
-
-    tensor: Any
-
-    def fill_in(self, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (values[id(self.tensor)],), {}
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        return (self.tensor,)
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        return {}
-
-
 def _nested_arguments(node: Any, inner_inputs: Sequence[Any], where: str) -> list[Any]:
     """The symbolic tensors that a nested model is called on, in the order of its inputs."""
     keras = load_keras()
@@ -219,12 +186,13 @@ def _nested_arguments(node: Any, inner_inputs: Sequence[Any], where: str) -> lis
     if isinstance(value, dict) and not isinstance(getattr(node.operation, "_inputs_struct", None), dict):
         value = [value.get(tensor.name) for tensor in inner_inputs]
     flat: list[Any] = keras.tree.flatten(value)
-    if any(keras.tree.flatten(entry) != [None] for name, entry in kwargs.items() if name == "mask"):
-        raise UnsupportedModelError(f"{where}: the nested model is called with a mask; call it without one")
     if len(flat) != len(inner_inputs) or not all(isinstance(tensor, keras.KerasTensor) for tensor in flat):
         raise UnsupportedModelError(
             f"{where}: the nested model takes {len(inner_inputs)} tensors of the outer one, got {value!r}"
         )
+    masks = keras.tree.flatten(kwargs.get("mask"))
+    if masks != [None] and [id(mask) for mask in masks] != [id(mask_of(tensor)) for tensor in flat]:
+        raise UnsupportedModelError(f"{where}: the nested model is called with a mask that is not that of its input")
     return flat
 
 

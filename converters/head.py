@@ -19,7 +19,9 @@ from converters.calibration import Calibration
 from converters.graph import TensorInfo
 from converters.keras_backend import freeze, load_tensorflow
 from converters.quantization import Quantization
+from converters.recurrent import unrolled
 from converters.split import Half
+from converters.substitutes import call_on_device
 from edge_sdk.errors import ConversionError, RuntimeUnavailableError
 from edge_sdk.manifest import Precision
 from edge_sdk.runtime import Interpreter
@@ -101,9 +103,11 @@ def _signature_module(half: Half, takes: Sequence[TensorInfo], names: Sequence[s
         tensorflow.TensorSpec((1, *tensor.shape), tensor.dtype, name=name)
         for tensor, name in zip(takes, names, strict=True)
     ]
-    frozen = freeze(
-        tensorflow.function(lambda *values: half(values), signature, autograph=False).get_concrete_function()
-    )
+    with unrolled(step.layer for step in half.steps):
+        traced = tensorflow.function(
+            lambda *values: half(values, call_on_device), signature, autograph=False
+        ).get_concrete_function()
+    frozen = freeze(traced)
     module = tensorflow.Module()
     module.run = tensorflow.function(
         lambda *values: dict(zip(keys, frozen(*values), strict=True)), signature, autograph=False

@@ -8,7 +8,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,11 @@ class Half:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Run on TensorFlow tensors or numpy arrays with a batch axis, parallel to ``inputs``."""
+    def __call__(self, values: Sequence[Any], call: Callable[[Any, Any, Any], Any] | None = None) -> list[Any]:
+        """Run on TensorFlow tensors or numpy arrays with a batch axis, parallel to ``inputs``.
+
+        ``call(layer, args, kwargs)`` may run a layer in another way than by calling it.
+        """
         keras = load_keras()
         known = dict(zip(self.inputs, values, strict=True))
         for step in self.steps:
@@ -36,7 +39,7 @@ class Half:
             args, kwargs = step.arguments.fill_in(arguments)
             if isinstance(step.layer, keras.Layer):
                 kwargs["training"] = False
-            made = step.layer(*args, **kwargs)
+            made = step.layer(*args, **kwargs) if call is None else call(step.layer, args, kwargs)
             known.update(zip(step.outputs, keras.tree.flatten(made), strict=True))
         return [known[position] for position in self.outputs]
 

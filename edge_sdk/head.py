@@ -29,7 +29,6 @@ Sample = Array | Mapping[str, Array]
 # Runtimes round differently, layer after layer: by up to 5 steps between ai-edge-litert and tflite-runtime on fifteen
 # heads of the zoo. A wrong kernel is off by far more than this tenth of the range.
 MAX_STEPS = 24.0
-MAX_FLOAT_DEVIATION = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +165,10 @@ class Head:
         made = self_check_inputs(manifest.inputs, manifest.self_check.seed)
         raw = interpreter.run({key: made[key].astype(info.dtype) for key, info in interpreter.inputs.items()})
         deviation = compare(manifest.self_check.expected, raw)
-        quantized = all(array.dtype.kind in "iu" for array in raw.values())
-        tolerance = MAX_STEPS if quantized else MAX_FLOAT_DEVIATION
-        if deviation > tolerance:
+        if deviation > MAX_STEPS:
             raise BundleError(
                 f"{self.bundle.head_path}: self check failed: {interpreter.runtime} {interpreter.runtime_version} "
-                f"computes outputs that are off by up to {deviation:g}, at most {tolerance:g} is expected; "
+                f"computes outputs that are off by up to {deviation:g}, at most {MAX_STEPS:g} is expected; "
                 "use another runtime"
             )
 

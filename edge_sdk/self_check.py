@@ -19,6 +19,7 @@ from edge_sdk.manifest import InputSpec
 from edge_sdk.wire import DTYPES
 
 MAX_VALUES = 256
+STEPS = 255
 
 Array = npt.NDArray[Any]
 
@@ -53,8 +54,11 @@ def observe(outputs: Mapping[str, Array]) -> dict[str, tuple[float, ...]]:
 def compare(expected: Mapping[str, Sequence[float]], outputs: Mapping[str, Array]) -> float:
     """The largest difference between ``expected`` and the head's raw ``outputs``, in steps of a quantized output.
 
-    Infinite where an output is not a finite number. Raises :class:`BundleError` when the outputs are not those that
-    are expected, or not of their size.
+    A step of a float output is what it would be if that were quantized: a 255th of the range of what is expected. Of
+    booleans and larger integers, which name things rather than measure them, the share that differs counts as if it
+    were of 255. Infinite where an output is not a finite number.
+
+    Raises :class:`BundleError` when the outputs are not those that are expected, or not of their size.
     """
     if set(expected) != set(outputs):
         raise BundleError(f"self check: expected the outputs {sorted(expected)}, the head gave {sorted(outputs)}")
@@ -64,9 +68,18 @@ def compare(expected: Mapping[str, Sequence[float]], outputs: Mapping[str, Array
         if len(actual) != len(values):
             raise BundleError(f"self check: output {key!r}: expected {len(values)} values, the head gave {len(actual)}")
         if len(actual):
-            difference = float(np.max(np.abs(actual - np.asarray(values, np.float64))))
+            difference = _steps(np.asarray(values, np.float64), actual, outputs[key].dtype)
             worst = max(worst, difference if math.isfinite(difference) else math.inf)
     return worst
+
+
+def _steps(expected: Array, actual: Array, dtype: np.dtype[Any]) -> float:
+    if dtype.kind == "f":
+        span = float(np.ptp(expected)) or float(np.abs(expected).max()) or 1.0
+        return float(np.max(np.abs(actual - expected))) / span * STEPS
+    if dtype.kind == "b" or dtype.itemsize > 2:
+        return float(np.mean(actual != expected)) * STEPS
+    return float(np.max(np.abs(actual - expected)))
 
 
 def _spaced(output: Array) -> Array:

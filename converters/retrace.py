@@ -1,0 +1,92 @@
+"""The graph of a model for one call of it, where that is not the graph it was built with.
+
+Keras records a nested model as it was built, for its own input shapes and without masks; when it runs, shapes and masks
+are those of the call. Here it is run once more on the symbolic tensors of that call, which records what happens then.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from converters.keras_backend import load_keras
+
+
+@contextmanager
+def retraced(model: Any, inputs: Sequence[Any]) -> Iterator[list[Any]]:
+    """The flat outputs of ``model`` (Functional or Sequential) on the symbolic tensors ``inputs``, in its order.
+
+    They are reached from ``inputs`` by nodes that its layers have within this context only.
+    """
+    keras = load_keras()
+    function = model._functional if isinstance(model, keras.Sequential) else model
+    before = [(operation, len(operation._inbound_nodes)) for operation in function.operations]
+    try:
+        taken = [_cast(outer, inner) for outer, inner in zip(inputs, function.inputs, strict=True)]
+        yield keras.tree.flatten(function._run_through_graph(taken, operation_fn=_with_masks))
+    finally:
+        for operation, count in before:
+            del operation._inbound_nodes[count:]
+
+
+def is_called_otherwise(inputs: Sequence[Any], inner_inputs: Sequence[Any]) -> bool:
+    """Whether a nested model, called on ``inputs``, runs otherwise than its own graph on ``inner_inputs`` says."""
+    return any(
+        outer.shape[1:] != inner.shape[1:] or outer.dtype != inner.dtype or mask_of(outer) is not None
+        for outer, inner in zip(inputs, inner_inputs, strict=True)
+    )
+
+
+def hides_masks(nodes: Iterable[Any]) -> bool:
+    """Whether one of ``nodes`` runs with a mask that it was recorded without.
+
+    Keras fills in the mask of a layer's input, but records that only where no other keyword was given.
+    """
+    return any(_unmentioned_masks(node.operation, node.arguments.args, node.arguments.kwargs) for node in nodes)
+
+
+def mask_of(tensor: Any) -> Any:
+    """The symbolic mask that Keras attached to a symbolic tensor, or ``None``."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def _with_masks(operation: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return operation(*args, **kwargs | _unmentioned_masks(operation, args, kwargs))
+
+    return call
+
+
+def _unmentioned_masks(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The masks that Keras fills in when a layer is called with these arguments, by keyword."""
+    keras = load_keras()
+    if not isinstance(operation, keras.Layer):
+        return {}
+    signature = inspect.signature(operation.call)
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return {}
+    taken = {
+        name: value
+        for name, value in given.items()
+        if not name.endswith("mask") and any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(value))
+    }
+    names = {"mask": next(iter(taken))} if len(taken) == 1 else {f"{name}_mask": name for name in taken}
+    masks = {
+        keyword: keras.tree.map_structure(mask_of, taken[name])
+        for keyword, name in names.items()
+        if keyword in signature.parameters and given.get(keyword) is None
+    }
+    return {name: mask for name, mask in masks.items() if any(part is not None for part in keras.tree.flatten(mask))}
+
+
+def _cast(outer: Any, inner: Any) -> Any:
+    if outer.dtype == inner.dtype:
+        return outer
+    made = load_keras().ops.cast(outer, inner.dtype)
+    if mask_of(outer) is not None:
+        made._keras_mask = mask_of(outer)
+    return made
