@@ -28,6 +28,7 @@ from cloud_server.repository import ArtifactRepository
 from cloud_server.task_checks import TaskFacts
 from cloud_server.task_files import read_inputs, read_labelled
 from converters import Outline, Recipe
+from converters.calibration import check_calibration
 from edge_sdk.errors import ConfigError, IntegrityError, UnknownBlobError
 from zoo_keras.samples import Samples
 
@@ -129,8 +130,11 @@ class Library:
         if name in taken or (task in zoo_keras.tasks() and name in zoo_keras.task(task).models):
             raise ConfigError(f"there is a model {name!r} already; 'splitfleet models list' lists all")
         given = self._of_task(file_source(path, options, name=name, task=task))
-        found = outline(given.recipe(given.calibration))
+        # With random samples, so that data of another shape are told as what they are: those of another task.
+        found = outline(given.recipe(None))
         task_checks.check_model(name, found, facts)
+        if given.calibration is not None:
+            check_calibration(given.calibration.load(), found.inputs)
         record = ModelRecord(
             name=name,
             task=task,
