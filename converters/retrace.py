@@ -25,10 +25,16 @@ def retraced(model: Any, inputs: Sequence[Any]) -> Iterator[list[Any]]:
     before = [(operation, len(operation._inbound_nodes)) for operation in function.operations]
     try:
         taken = [_cast(outer, inner) for outer, inner in zip(inputs, function.inputs, strict=True)]
-        yield keras.tree.flatten(function._run_through_graph(taken, operation_fn=_with_masks))
+        yield run_symbolically(function, taken)
     finally:
         for operation, count in before:
             del operation._inbound_nodes[count:]
+
+
+def run_symbolically(function: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The flat outputs of a Functional model, its operations called anew on the symbolic tensors ``inputs``."""
+    outputs: list[Any] = load_keras().tree.flatten(function._run_through_graph(inputs, operation_fn=_with_masks))
+    return outputs
 
 
 def is_called_otherwise(inputs: Sequence[Any], inner_inputs: Sequence[Any]) -> bool:
