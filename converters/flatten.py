@@ -19,7 +19,7 @@ from converters.graph import Graph, Operation, TensorInfo
 from converters.keras_backend import load_keras
 from converters.keras_graph import end_names, graph_ends, is_graph_model, ordered_nodes
 from converters.recurrent import obstacle
-from converters.retrace import hides_masks, is_called_otherwise, mask_of, retraced
+from converters.retrace import hides_masks, is_called_otherwise, retraced
 from edge_sdk.errors import UnsupportedModelError
 from edge_sdk.wire import DTYPES, MAX_RANK
 
@@ -60,7 +60,7 @@ def flatten(model: Any) -> FlatModel:
     output_names = end_names(getattr(model, "_outputs_struct", outputs), outputs)
     scope = {id(tensor): builder.add_input(tensor, name) for tensor, name in zip(inputs, names, strict=True)}
     if hides_masks(ordered_nodes(inputs, outputs)):
-        with retraced(model, inputs) as outputs:
+        with retraced(model, inputs, [None] * len(inputs)) as outputs:
             builder.walk(inputs, outputs, scope, prefix="")
     else:
         builder.walk(inputs, outputs, scope, prefix="")
@@ -117,8 +117,9 @@ class _Builder:
     def _walk_nested(self, node: Any, scope: dict[int, int], prefix: str, where: str) -> None:
         inner_inputs, inner_outputs = graph_ends(node.operation, where)
         taken = _nested_arguments(node, inner_inputs, where)
-        if is_called_otherwise(taken, inner_inputs) or hides_masks(ordered_nodes(inner_inputs, inner_outputs)):
-            with retraced(node.operation, taken) as outputs:
+        masks = _nested_masks(node, len(taken))
+        if is_called_otherwise(taken, masks, inner_inputs) or hides_masks(ordered_nodes(inner_inputs, inner_outputs)):
+            with retraced(node.operation, taken, masks) as outputs:
                 self.walk(node.input_tensors, outputs, scope, prefix)
             inner_outputs, inner = outputs, scope
         else:
@@ -190,10 +191,13 @@ def _nested_arguments(node: Any, inner_inputs: Sequence[Any], where: str) -> lis
         raise UnsupportedModelError(
             f"{where}: the nested model takes {len(inner_inputs)} tensors of the outer one, got {value!r}"
         )
-    masks = keras.tree.flatten(kwargs.get("mask"))
-    if masks != [None] and [id(mask) for mask in masks] != [id(mask_of(tensor)) for tensor in flat]:
-        raise UnsupportedModelError(f"{where}: the nested model is called with a mask that is not that of its input")
     return flat
+
+
+def _nested_masks(node: Any, count: int) -> list[Any]:
+    """The masks that a nested model is called with, for each of ``count`` inputs."""
+    masks: list[Any] = load_keras().tree.flatten(node.arguments.kwargs.get("mask"))
+    return masks if len(masks) == count else [None] * count
 
 
 def _size(variable: Any) -> int:

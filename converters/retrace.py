@@ -15,18 +15,22 @@ from converters.keras_backend import load_keras
 
 
 @contextmanager
-def retraced(model: Any, inputs: Sequence[Any]) -> Iterator[list[Any]]:
+def retraced(model: Any, inputs: Sequence[Any], masks: Sequence[Any]) -> Iterator[list[Any]]:
     """The flat outputs of ``model`` (Functional or Sequential) on the symbolic tensors ``inputs``, in its order.
 
-    They are reached from ``inputs`` by nodes that its layers have within this context only.
+    ``masks`` are parallel to ``inputs``, ``None`` where an input keeps the mask that it has. The outputs are reached
+    from inputs and masks by nodes that the model's layers have within this context only.
     """
     keras = load_keras()
     function = model._functional if isinstance(model, keras.Sequential) else model
     before = [(operation, len(operation._inbound_nodes)) for operation in function.operations]
+    own = [mask_of(tensor) for tensor in inputs]
     try:
+        _attach(inputs, [mine if mask is None else mask for mine, mask in zip(own, masks, strict=True)])
         taken = [_cast(outer, inner) for outer, inner in zip(inputs, function.inputs, strict=True)]
         yield run_symbolically(function, taken)
     finally:
+        _attach(inputs, own)
         for operation, count in before:
             del operation._inbound_nodes[count:]
 
@@ -37,10 +41,10 @@ def run_symbolically(function: Any, inputs: Sequence[Any]) -> list[Any]:
     return outputs
 
 
-def is_called_otherwise(inputs: Sequence[Any], inner_inputs: Sequence[Any]) -> bool:
+def is_called_otherwise(inputs: Sequence[Any], masks: Sequence[Any], inner_inputs: Sequence[Any]) -> bool:
     """Whether a nested model, called on ``inputs``, runs otherwise than its own graph on ``inner_inputs`` says."""
-    return any(
-        outer.shape[1:] != inner.shape[1:] or outer.dtype != inner.dtype or mask_of(outer) is not None
+    return any(mask is not None for mask in (*masks, *map(mask_of, inputs))) or any(
+        outer.shape[1:] != inner.shape[1:] or outer.dtype != inner.dtype
         for outer, inner in zip(inputs, inner_inputs, strict=True)
     )
 
@@ -56,6 +60,11 @@ def hides_masks(nodes: Iterable[Any]) -> bool:
 def mask_of(tensor: Any) -> Any:
     """The symbolic mask that Keras attached to a symbolic tensor, or ``None``."""
     return getattr(tensor, "_keras_mask", None)
+
+
+def _attach(tensors: Sequence[Any], masks: Sequence[Any]) -> None:
+    for tensor, mask in zip(tensors, masks, strict=True):
+        tensor._keras_mask = mask
 
 
 def _with_masks(operation: Any) -> Callable[..., Any]:

@@ -96,6 +96,18 @@ def test_ten_and_more_crossing_tensors_keep_their_places(tmp_path):
     assert len(np.unique(offsets)) == 12
 
 
+def test_an_activation_with_a_gradient_of_its_own(tmp_path):
+    """Swish is one; the half of every EfficientNet begins with it."""
+    import keras
+
+    from converters.flatten import flatten
+
+    inputs = keras.Input((6, 6, 2), name="image")
+    flat = flatten(keras.Model(inputs, keras.layers.Conv2D(4, 3, activation="swish")(inputs)))
+    samples = {"image": np.random.default_rng(0).normal(size=(8, 6, 6, 2)).astype(np.float32)}
+    assert_close_to_float(flat, flat.graph.n, samples, tmp_path / "x.tflite", tolerance=0.02)
+
+
 def test_pixels_are_taken_as_they_are(flat_model, tmp_path):
     _, _, head = convert(flat_model("chain"), 4, small_models.samples("chain"), tmp_path / "head.tflite")
     assert (head.inputs["input_0"].scale, head.inputs["input_0"].zero_point) == (1.0, -128)
