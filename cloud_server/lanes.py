@@ -56,17 +56,12 @@ class Lane:
                 self._jobs.put((work, done))
             return not self._closed
 
-    def close(self, last: Callable[[], None] | None = None) -> None:
-        """End the threads once all that was submitted is done, and ``last`` after it; does not wait for it.
-
-        ``last`` comes after the end of all other jobs only in a lane of one thread.
-        """
+    def close(self) -> None:
+        """End the threads once all that was submitted is done; does not wait for it."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            if last is not None:
-                self._jobs.put((last, log_failure(f"{self.name}: the end")))
             for _ in self._threads:
                 self._jobs.put(None)
 

@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from cloud_server.batches import Computed
 from cloud_server.lanes import Lane, log_failure
 from cloud_server.ledger import Request
 from cloud_server.switchboard import Handler, Switchboard
-from cloud_server.tails import QUEUED_REQUESTS, Result, TailHost
+from cloud_server.tails import TailHost
 from edge_sdk.errors import InvalidInputError, OverloadedError
 from edge_sdk.protocol import LoadTail, UnloadTail
 from edge_sdk.wire import Message, MessageType
@@ -70,7 +71,7 @@ class TailCalls:
             raise InvalidInputError("INFER needs the digest of a bundle in header key 'bundle'")
         waiting = self._coming.get(digest)
         if waiting is not None:
-            if len(waiting) >= QUEUED_REQUESTS:
+            if len(waiting) >= self._tails.limits.queued:
                 raise OverloadedError(
                     f"{len(waiting)} requests wait for the tail of bundle {digest[:12]} to be loaded",
                     retry_after_s=LOADING_RETRY_S,
@@ -79,22 +80,24 @@ class TailCalls:
             return
         self._tails.submit(
             digest,
+            request.peer,
             message.tensors,
             begin=partial(self._switchboard.must_be_open, request),
             done=partial(self._switchboard.come_back, request, partial(self._send_result, request, digest)),
         )
 
-    def _send_result(self, request: Request, digest: str, outputs: Result) -> None:
+    def _send_result(self, request: Request, digest: str, computed: Computed) -> None:
         dwell_s = self._switchboard.clock() - request.received_at
+        body = {
+            "cloud_s": dwell_s,
+            # Its turn, and the way through the threads of the server.
+            "queue_s": max(0.0, dwell_s - computed.batch_wait_s - computed.compute_s),
+            "batch_wait_s": computed.batch_wait_s,
+            "compute_s": computed.compute_s,
+        }
         self._switchboard.end(
             request,
-            Message(
-                type=MessageType.RESULT,
-                request_id=request.id,
-                bundle=digest,
-                body={"cloud_s": dwell_s},
-                tensors=outputs,
-            ),
+            Message(type=MessageType.RESULT, request_id=request.id, bundle=digest, body=body, tensors=computed.outputs),
         )
 
     def _load(self, request: Request, message: Message) -> None:

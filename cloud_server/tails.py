@@ -1,14 +1,14 @@
 """The tails that this server serves: loading, checking features, running batches, unloading.
 
-A tail is loaded beside those that serve, and appears once it is warm. Each has a queue and a thread of its own, so a
-slow one does not hold up another; here is where requests will be batched, and where worker processes will come in.
+A tail is loaded beside those that serve, and appears once it is warm. Each has a queue and a thread of its own
+(:mod:`cloud_server.batches`), so a slow one does not hold up another.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cloud_server.batches import Batcher, BatchLimits, Done, Features, Result
 from cloud_server.engines.base import TailEngine
-from cloud_server.lanes import Lane
 from cloud_server.repository import ArtifactRepository
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError, FeatureMismatchError, SplitfleetError, TailFailedError, UnknownBundleError
@@ -25,11 +25,10 @@ from edge_sdk.manifest import CrossingSpec, Manifest
 from edge_sdk.wire import DTYPES, Tensor
 
 _LOG = logging.getLogger(__name__)
-QUEUED_REQUESTS = 64
+# Of one request.
 MAX_BATCH = 256
 
 LoadEngine = Callable[[Bundle], TailEngine]
-Result = tuple[Tensor, ...]
 
 
 class Tail:
@@ -43,7 +42,7 @@ class Tail:
             f"output_{j}": output.shape for j, output in enumerate(manifest.outputs) if output.side == "tail"
         }
 
-    def check(self, features: Sequence[Tensor]) -> None:
+    def check(self, features: Features) -> None:
         """Raises :class:`FeatureMismatchError` unless ``features`` are this tail's, with one common batch axis."""
         names = {tensor.name for tensor in features}
         if names != self._crossing.keys():
@@ -66,33 +65,53 @@ class Tail:
         if not 1 <= data.shape[0] <= MAX_BATCH:
             raise FeatureMismatchError(f"{spec.name}: a batch has 1 to {MAX_BATCH} samples, got {data.shape[0]}")
 
-    def run(self, features: Sequence[Tensor]) -> Result:
-        """The outputs ``output_j``, float32 (batch, *shape). Raises :class:`TailFailedError`."""
-        batch = features[0].data.shape[0]
+    def run(self, requests: Sequence[Features]) -> list[Result]:
+        """Run requests whose features were checked as one batch; gives each its own outputs.
+
+        ``output_j`` is float32 (batch, *shape), in the order of the manifest. Raises :class:`TailFailedError`.
+        """
+        ends = np.cumsum([features[0].data.shape[0] for features in requests]).tolist()
         try:
-            outputs = self.engine.run({tensor.name: tensor.data for tensor in features})
+            outputs = self.engine.run(_joined(requests))
         except Exception as error:
             _LOG.exception("the tail of bundle %s failed", self.digest)
             reason = str(error).partition("\n")[0][:500]
             raise TailFailedError(f"the tail of bundle {self.digest[:12]} failed: {reason}") from error
         shapes = {name: array.shape for name, array in outputs.items()}
-        expected = {name: (batch, *shape) for name, shape in self._outputs.items()}
+        expected = {name: (ends[-1], *shape) for name, shape in self._outputs.items()}
         if shapes != expected:
             raise TailFailedError(f"the tail of bundle {self.digest[:12]} gave {shapes}, its manifest says {expected}")
-        return tuple(Tensor(name=name, data=np.asarray(outputs[name], np.float32)) for name in self._outputs)
-
-    def warm(self) -> None:
-        """Make the first request as fast as any. Raises :class:`BundleError` when the tail is not what it should be."""
-        zeros = [
-            Tensor(name=spec.name, data=np.zeros((1, *spec.shape), DTYPES[spec.dtype]))
-            for spec in self._crossing.values()
+        arrays = {name: np.asarray(outputs[name], np.float32) for name in self._outputs}
+        return [
+            tuple(Tensor(name=name, data=array[begin:end]) for name, array in arrays.items())
+            for begin, end in zip([0, *ends], ends, strict=False)
         ]
+
+    def warm(self, batches: Sequence[int]) -> None:
+        """Make the first request as fast as any, for batches of these sizes.
+
+        Raises :class:`BundleError` when the tail is not what it should be.
+        """
         try:
-            self.engine.warm({tensor.name: tensor.data for tensor in zeros})
-            self.run(zeros)
+            for batch in batches:
+                zeros = [
+                    Tensor(name=spec.name, data=np.zeros((batch, *spec.shape), DTYPES[spec.dtype]))
+                    for spec in self._crossing.values()
+                ]
+                self.engine.warm({tensor.name: tensor.data for tensor in zeros})
+                self.run([zeros])
         except Exception as error:
             reason = error.message if isinstance(error, SplitfleetError) else str(error).partition("\n")[0][:500]
             raise BundleError(f"bundle {self.digest}: its tail cannot be run: {reason}") from error
+
+
+def _joined(requests: Sequence[Features]) -> dict[str, npt.NDArray[Any]]:
+    """The features of several requests, one after another along the batch axis, by name."""
+    if len(requests) == 1:
+        return {tensor.name: tensor.data for tensor in requests[0]}
+    # By name, since each request may have them in an order of its own.
+    arrays = [{tensor.name: tensor.data for tensor in features} for features in requests]
+    return {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
 
 
 class TailHost:
@@ -107,14 +126,14 @@ class TailHost:
         folder: Path,
         *,
         load_engine: LoadEngine,
-        queued_requests: int = QUEUED_REQUESTS,
+        limits: BatchLimits | None = None,
     ) -> None:
         self._repository = repository
         self._folder = folder
         self._load_engine = load_engine
-        self._queued_requests = queued_requests
-        self._ready: dict[str, tuple[Tail, Lane]] = {}
-        self._closing: list[Lane] = []
+        self.limits = limits or BatchLimits()
+        self._ready: dict[str, tuple[Tail, Batcher]] = {}
+        self._closing: list[Batcher] = []
         self._loading = Lock()
 
     @property
@@ -145,11 +164,11 @@ class TailHost:
             engine = self._load_engine(bundle)
             tail = Tail(manifest, digest, engine)
             try:
-                tail.warm()
+                tail.warm(sorted({1, self.limits.max_batch}))
             except BaseException:
                 engine.close()
                 raise
-            self._ready[digest] = tail, Lane(f"tail {digest[:12]}", capacity=self._queued_requests)
+            self._ready[digest] = tail, Batcher(f"tail {digest[:12]}", tail.run, self.limits)
             return engine.name
 
     def unload(self, digest: str) -> bool:
@@ -158,43 +177,32 @@ class TailHost:
             present = self._ready.pop(digest, None)
             if present is None:
                 return False
-            tail, lane = present
-            lane.close(last=tail.engine.close)
-            self._closing = [other for other in self._closing if not other.join(0.0)] + [lane]
+            tail, batcher = present
+            batcher.close(last=tail.engine.close)
+            self._closing = [other for other in self._closing if not other.join(0.0)] + [batcher]
             shutil.rmtree(self._folder / digest, ignore_errors=True)
             return True
 
     def submit(
-        self,
-        digest: str,
-        features: Sequence[Tensor],
-        *,
-        begin: Callable[[], None],
-        done: Callable[[Result | Exception], None],
+        self, digest: str, caller: Hashable, features: Features, *, begin: Callable[[], None], done: Done
     ) -> None:
-        """Queue a batch for a tail. ``begin`` is called right before it runs and raises to prevent that; ``done`` gets
-        the outcome, in a thread of the tail's.
+        """Queue a request of ``caller`` for a tail, to be run as part of a batch: see :meth:`Batcher.submit`.
 
         Raises :class:`UnknownBundleError`, :class:`FeatureMismatchError` or :class:`OverloadedError` at once.
         """
         present = self._ready.get(digest)
         if present is None:
             raise _unknown(digest)
-        tail, lane = present
+        tail, batcher = present
         tail.check(features)
-
-        def work() -> Result:
-            begin()
-            return tail.run(features)
-
-        if not lane.submit(work, done):
+        if not batcher.submit(caller, features, begin=begin, done=done):
             raise _unknown(digest)
 
     def close(self, timeout_s: float) -> bool:
         """Unload all tails; whether all of their threads ended within ``timeout_s``."""
         for digest in self.ready:
             self.unload(digest)
-        return all(lane.join(timeout_s) for lane in self._closing)
+        return all(batcher.join(timeout_s) for batcher in self._closing)
 
 
 def _unknown(digest: str) -> UnknownBundleError:

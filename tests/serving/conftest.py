@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 
+from cloud_server.batches import BatchLimits
 from cloud_server.blob_calls import BlobCalls
 from cloud_server.engines.base import Arrays, TailEngine
 from cloud_server.fleet import Fleet
@@ -171,7 +172,7 @@ class RunningServer:
         folder: Path,
         *,
         load_engine: Callable[[Bundle], TailEngine] | None = None,
-        queued_requests: int = 64,
+        limits: BatchLimits | None = None,
         offline_after_s: float = 0.3,
         registry: FakeRegistry | None = None,
     ) -> None:
@@ -179,9 +180,7 @@ class RunningServer:
         self.engines: list[FakeEngine] = []
         self.registry = registry or FakeRegistry()
         self.repository = ArtifactRepository(folder / "repository")
-        self.tails = TailHost(
-            self.repository, folder / "tails", load_engine=load_engine or self._load, queued_requests=queued_requests
-        )
+        self.tails = TailHost(self.repository, folder / "tails", load_engine=load_engine or self._load, limits=limits)
         self.server = Server(
             Router("tcp://127.0.0.1:*"),
             fleet=Fleet(offline_after_s=offline_after_s),

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from cloud_server.batches import BatchLimits
 from edge_sdk.errors import (
     DeadlineExceededError,
     FeatureMismatchError,
@@ -125,7 +126,7 @@ def test_an_outcome_that_comes_after_the_end_is_dropped(running, make_bundle, fe
 
 
 def test_a_full_queue_is_told_with_the_time_to_come_again(start, make_bundle, feature):
-    running = start(queued_requests=3)
+    running = start(limits=BatchLimits(queued=3))
     bundle, other = make_bundle("a"), make_bundle("b")
     engine = running.ready(bundle)
     running.ready(other)
@@ -173,7 +174,8 @@ def test_results_are_never_mixed_up(running, make_bundle):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert sum(engine.runs for engine in running.engines) == 600
+    samples = sum(1 + turn % 3 for turn in range(100)) * len(peers)
+    assert sum(len(engine.samples) for engine in running.engines) == samples
 
 
 def test_an_id_that_is_under_way_is_not_taken_again(running, make_bundle, feature):
@@ -290,8 +292,7 @@ def test_requests_wait_for_a_tail_that_the_start_still_loads(start, make_bundle,
     assert 6.0 not in engine.samples
 
 
-def test_requests_for_a_tail_that_is_being_loaded_are_bounded(start, make_bundle, make_engine, feature, monkeypatch):
-    monkeypatch.setattr("cloud_server.tail_calls.QUEUED_REQUESTS", 2)
+def test_requests_for_a_tail_that_is_being_loaded_are_bounded(start, make_bundle, make_engine, feature):
     bundle = make_bundle()
     first = start()
     first.repository.add_bundle(bundle)
@@ -301,7 +302,7 @@ def test_requests_for_a_tail_that_is_being_loaded_are_bounded(start, make_bundle
     engine = make_engine()
     engine.gate.clear()
 
-    again = start(registry=first.registry, folder_of=first, load_engine=lambda _: engine)
+    again = start(registry=first.registry, folder_of=first, load_engine=lambda _: engine, limits=BatchLimits(queued=2))
     peer = again.peer()
     begun = [peer.begin_infer(bundle.digest, feature(value)) for value in (1, 2)]
     with pytest.raises(OverloadedError) as refused:

@@ -21,11 +21,11 @@ def run(tails, digest, *features):
         outcomes.append(outcome)
         came.set()
 
-    tails.submit(digest, features, begin=lambda: None, done=done)
+    tails.submit(digest, "caller", features, begin=lambda: None, done=done)
     assert came.wait(PATIENCE_S)
     if isinstance(outcomes[0], Exception):
         raise outcomes[0]
-    return outcomes[0]
+    return outcomes[0].outputs
 
 
 def test_a_bundle_is_ready_once_it_is_warm(running, make_bundle, feature):
@@ -35,7 +35,8 @@ def test_a_bundle_is_ready_once_it_is_warm(running, make_bundle, feature):
     assert tails.ready == ()
     assert tails.load(bundle.digest) == "fake"
     assert tails.ready == (bundle.digest,)
-    assert running.engines[0].runs == 2
+    # Batches of one and of the largest size, each warmed and then checked.
+    assert running.engines[0].runs == 4
     assert np.all(run(tails, bundle.digest, feature(3))[0].data == 3.0)
 
 
@@ -130,7 +131,7 @@ def test_unloading_runs_what_is_queued_then_gives_the_memory_back(running, make_
     engine.gate.clear()
     outcomes = []
     for number in range(3):
-        running.tails.submit(bundle.digest, [feature(number)], begin=lambda: None, done=outcomes.append)
+        running.tails.submit(bundle.digest, "caller", [feature(number)], begin=lambda: None, done=outcomes.append)
     assert engine.entered.acquire(timeout=PATIENCE_S)
     assert running.tails.unload(bundle.digest)
     assert not engine.closed.is_set()
@@ -138,7 +139,7 @@ def test_unloading_runs_what_is_queued_then_gives_the_memory_back(running, make_
         run(running.tails, bundle.digest, feature())
     engine.gate.set()
     assert engine.closed.wait(PATIENCE_S)
-    assert [outcome[0].data.flat[0] for outcome in outcomes] == [0.0, 1.0, 2.0]
+    assert [outcome.outputs[0].data.flat[0] for outcome in outcomes] == [0.0, 1.0, 2.0]
     assert not (running.folder / "tails" / bundle.digest).exists()
     assert not running.tails.unload(bundle.digest)
     running.tails.load(bundle.digest)
