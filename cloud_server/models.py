@@ -120,7 +120,11 @@ def file_source(path: Path, options: LoadOptions, *, name: str | None = None, ta
     try:
         sha256 = file_sha256(path)
     except OSError as error:
-        hint = "" if path.suffix else f"; a model of the zoo is {ZOO}{path}, one of the registry {REGISTRY}{path}"
+        hint = (
+            ""
+            if path.suffix or path.exists()
+            else f"; a model of the zoo is {ZOO}{path}, one of the registry {REGISTRY}{path}"
+        )
         raise ConfigError(f"{path}: cannot be read ({error.strerror}){hint}") from None
     described = json.dumps([options.custom_objects, options.input_shapes, options.unsafe])
     code = options.code_sha256 if options.custom_objects else ""

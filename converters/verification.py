@@ -25,6 +25,8 @@ from edge_sdk.wire import DTYPES
 BATCH = 32
 MADE_UP_SAMPLES = 16
 MADE_UP_SEED = 1
+# The standard deviation, where a range has 256 steps: four of them lie on either side.
+MADE_UP_STEPS = 32
 NO_HEAD = "none"
 
 Array = npt.NDArray[Any]
@@ -99,13 +101,17 @@ def verify(
 
 
 def _made_up(specs: Sequence[InputSpec]) -> list[Array]:
-    """Samples over the whole range that the head takes; of an input without a scale 0 to 1, or 0 and 1."""
+    """Samples amid the range that the head takes; of an input without a scale from 0 to 1, or 0 and 1.
+
+    Evenly spread over the whole range they would be stronger than any real ones, and clipped all along.
+    """
     rng = np.random.default_rng(MADE_UP_SEED)
     made = []
     for spec in specs:
         shape = (MADE_UP_SAMPLES, *spec.shape)
         if spec.scale is not None and spec.zero_point is not None:
-            values = spec.scale * (rng.uniform(-128, 127, shape) - spec.zero_point)
+            steps = np.clip(rng.normal(0.0, MADE_UP_STEPS, shape), -128, 127)
+            values = spec.scale * (steps - spec.zero_point)
         elif spec.dtype.startswith("float"):
             values = rng.uniform(0, 1, shape)
         else:
@@ -135,15 +141,14 @@ def _whole(load: Callable[[], Any], bundle: Bundle, inputs: Sequence[Array]) -> 
     from converters.flatten import flatten
     from converters.keras_backend import load_keras
     from converters.model_hash import model_sha256
-    from converters.split import split
+    from converters.split import Half
 
     load_keras().backend.clear_session()
     flat = flatten(load())
     sha256 = model_sha256(flat)
     if sha256 != bundle.manifest.model.sha256:
         return sha256, None
-    whole = split(flat, flat.graph.n).head
-    assert whole is not None
+    whole = Half(flat=flat, steps=flat.steps, inputs=flat.graph.inputs, outputs=flat.graph.outputs)
     rows = [[np.asarray(output) for output in whole(batch)] for batch in _batches(inputs)]
     return sha256, [np.concatenate(parts) for parts in zip(*rows, strict=True)]
 

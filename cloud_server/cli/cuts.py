@@ -99,7 +99,8 @@ def _fits(row: CutRow) -> str:
 
 
 def _verdict(report: CutReport) -> str:
-    whole = f"{report.model}: {len(report.legal)} legal cuts of {report.operations} operations"
+    count = len(report.legal)
+    whole = f"{report.model}: {count} legal {'cut' if count == 1 else 'cuts'} of {report.operations} operations"
     if report.budget is None:
         return f"{whole}; --profile or --ram picks one"
     size = format_size(report.budget.budget_bytes)

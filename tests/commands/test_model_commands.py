@@ -220,3 +220,26 @@ def test_data_of_another_shape_are_told(error: Told, bundle: Path, tmp_path: Pat
     np.savez(tmp_path / "wrong.npz", picture=np.zeros((5, 4, 4, 1), np.float32))
     assert "expected shape (samples, 8, 8, 1)" in error("verify", bundle, "--data", tmp_path / "wrong.npz")
     assert "no bundle" in error("verify", tmp_path)
+
+
+def test_a_head_that_saturates_falls_short(document: Document, files: Path, tmp_path: Path) -> None:
+    with np.load(files / "calibration.npz") as known:
+        np.savez(tmp_path / "dark.npz", picture=known["picture"] / 20)
+    made = document(
+        "split",
+        files / "narrow.keras",
+        "--cut",
+        "pool",
+        "--calibration",
+        tmp_path / "dark.npz",
+        "--precision",
+        "int8",
+        "--out",
+        tmp_path / "out",
+    )
+    assert made["precision"] == "int8"
+    model = ("--model", files / "narrow.keras", "--data", files / "validation.npz")
+    found = document("verify", tmp_path / "out", *model, exit_code=1)
+    assert found["relative_error"] > 0.25
+    assert "the noise of an output" in found["problems"][0]
+    assert found["runtimes"]["litert"]["ok"]
