@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_sdk.command import SizeType
+from edge_sdk.command import SizeType, keys_options
 from edge_sdk.errors import ConfigError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 @click.command()
 @click.option("--server", required=True, metavar="ENDPOINT", help="Where the server listens, tcp://HOST:PORT.")
-@click.option("--device-id", metavar="ID", help="Name in the fleet, else one that the store keeps.")
+@click.option("--device-id", metavar="ID", help="Name in the fleet, else that of --key, else one that the store keeps.")
 @click.option("--store", type=click.Path(path_type=Path), help="Folder for bundles; one agent at a time.")
 @click.option("--model-ram", type=SizeType(), metavar="SIZE", help="Memory budget of a model, such as 8MB.")
 @click.option(
@@ -40,6 +40,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
     help="Memory budget as a share of the RAM, where --model-ram is not given.",
 )
 @click.option("--profile", metavar="NAME", help="Name of this device's profile, for the fleet's tables.")
+@keys_options
 @runtime_option
 @click.option("--emulation", metavar="JSON", hidden=True)
 def run(
@@ -49,6 +50,8 @@ def run(
     model_ram: int | None,
     ram_share: float,
     profile: str | None,
+    key: Path | None,
+    server_key: Path | None,
     runtime: str | None,
     emulation: str | None,
 ) -> None:
@@ -58,20 +61,24 @@ def run(
 
     from edge_sdk.agent import Agent, AgentSettings
     from edge_sdk.dealer import check_endpoint
+    from edge_sdk.keys import CurveKeys
     from edge_sdk.resources import detect as detect_resources
     from edge_sdk.store import DeviceStore, check_device_id, default_store
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     labels, cpu_slowdown = _emulation(emulation)
+    keys = CurveKeys.load_both(key, server_key)
+    wanted_id = device_id or (keys.name if keys is not None else "")
     with DeviceStore.open(store or default_store()) as device_store:
         settings = AgentSettings(
             server=server,
-            device_id=check_device_id(device_id) if device_id else device_store.device_id(),
+            device_id=check_device_id(wanted_id) if wanted_id else device_store.device_id(),
             model_ram_bytes=model_ram or int(detect_resources().ram_bytes * ram_share),
             profile=profile,
             runtime=runtime,
             emulation=labels,
             cpu_slowdown=cpu_slowdown,
+            keys=keys,
         )
         check_endpoint(server)
         agent = Agent(settings, device_store)
@@ -149,15 +156,27 @@ def measure(bundle: Path, runtime: str | None, as_json: bool) -> None:
 @click.option("--server", metavar="ENDPOINT", help="Where the server listens; needed where the bundle has a tail.")
 @click.option("--bundle", type=click.Path(path_type=Path), required=True, help="Folder of the bundle.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True)
+@keys_options
 @runtime_option
 @json_option
 @click.argument("sample", metavar="INPUT.npy", type=click.Path(path_type=Path))
-def infer(server: str | None, bundle: Path, timeout_s: float, runtime: str | None, as_json: bool, sample: Path) -> None:
+def infer(
+    server: str | None,
+    bundle: Path,
+    timeout_s: float,
+    key: Path | None,
+    server_key: Path | None,
+    runtime: str | None,
+    as_json: bool,
+    sample: Path,
+) -> None:
     """Infer the sample in INPUT.npy; a model of several inputs takes an .npz with an array for each."""
     from edge_sdk.client import SplitClient
+    from edge_sdk.keys import CurveKeys
 
+    keys = CurveKeys.load_both(key, server_key)
     value = _read_sample(sample)
-    with SplitClient(server, bundle=bundle, timeout_s=timeout_s, runtime=runtime) as client:
+    with SplitClient(server, bundle=bundle, timeout_s=timeout_s, runtime=runtime, keys=keys) as client:
         reply = client.infer(value)
     if as_json:
         click.echo(json.dumps(_as_document(reply)))
@@ -180,6 +199,10 @@ def _as_document(reply: InferReply) -> dict[str, Any]:
             "transfer_s": timing.transfer_s,
             "cloud_s": timing.cloud_s,
             "total_s": timing.total_s,
+            "encode_s": timing.encode_s,
+            "queue_s": timing.queue_s,
+            "batch_wait_s": timing.batch_wait_s,
+            "compute_s": timing.compute_s,
         },
         "bundle": reply.bundle,
         "sent_bytes": reply.sent_bytes,

@@ -29,11 +29,19 @@ class Timing:
 
     ``edge_s``: quantization, head and encoding on the device. ``cloud_s``: from the arrival of the features at the
     server to the departure of the result, by the server's clock. ``transfer_s``: the rest of the round trip.
+
+    Parts of these: ``encode_s`` of ``edge_s``; of ``cloud_s`` its parts ``queue_s`` (its turn, and the way through the
+    server's threads), ``batch_wait_s`` (for others to join its batch) and ``compute_s`` (in the engine). These three
+    are ``None`` where the server does not tell, or where there is none.
     """
 
     edge_s: float
     transfer_s: float
     cloud_s: float
+    encode_s: float = 0.0
+    queue_s: float | None = None
+    batch_wait_s: float | None = None
+    compute_s: float | None = None
 
     @property
     def total_s(self) -> float:
@@ -59,6 +67,7 @@ class InferReply:
 class _Started:
     head: HeadResult
     edge_s: float
+    encode_s: float
     sent_at: float
     exchange: Exchange | None
 
@@ -123,12 +132,19 @@ class Inference:
                 time.sleep((self._cpu_slowdown - 1) * (time.thread_time() - cpu_s))
         if self._channel is None or not self._tail:
             now = time.perf_counter()
-            return _Started(head=head, edge_s=now - began_at, sent_at=now, exchange=None)
+            return _Started(head=head, edge_s=now - began_at, encode_s=0.0, sent_at=now, exchange=None)
+        encoding_at = time.perf_counter()
         request = Message(type=MessageType.INFER, request_id=0, bundle=self._digest, tensors=head.features)
         exchange = self._channel.prepare(request, self._timeout_s)
         sent_at = time.perf_counter()
         self._channel.send(exchange)
-        return _Started(head=head, edge_s=sent_at - began_at, sent_at=sent_at, exchange=exchange)
+        return _Started(
+            head=head,
+            edge_s=sent_at - began_at,
+            encode_s=sent_at - encoding_at,
+            sent_at=sent_at,
+            exchange=exchange,
+        )
 
     def _finish(self, started: _Started) -> InferReply:
         if started.exchange is None:
@@ -145,7 +161,13 @@ class Inference:
         outputs = started.head.outputs | self._tail_outputs(result)
         return InferReply(
             outputs={name: outputs[name] for name in self._order},
-            timing=Timing(edge_s=started.edge_s, transfer_s=round_trip_s - cloud_s, cloud_s=cloud_s),
+            timing=Timing(
+                edge_s=started.edge_s,
+                transfer_s=round_trip_s - cloud_s,
+                cloud_s=cloud_s,
+                encode_s=started.encode_s,
+                **_parts(result),
+            ),
             bundle=self._digest,
             sent_bytes=started.exchange.sent_bytes,
             received_bytes=started.exchange.received_bytes,
@@ -171,3 +193,9 @@ def _dwell_time(result: Message) -> float:
     if not isinstance(cloud_s, float) or not cloud_s >= 0:
         raise ProtocolError(f"a result must tell 'cloud_s' as a number of seconds, got {cloud_s!r}")
     return cloud_s
+
+
+def _parts(result: Message) -> dict[str, float]:
+    """What the server tells of its dwell time beyond the sum; a server may tell nothing."""
+    parts = {name: result.body.get(name) for name in ("queue_s", "batch_wait_s", "compute_s")}
+    return {name: part for name, part in parts.items() if isinstance(part, float) and part >= 0}

@@ -1,6 +1,7 @@
 """SplitClient against a scripted peer: results, timing, errors."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,24 @@ def test_the_timing_adds_up_and_bytes_are_counted(bundles, start_peer, tail_hand
     # 64 bytes of features, the preamble and a header with the bundle's digest.
     assert 64 + 8 + 64 < answer.sent_bytes < 400
     assert 12 + 8 + 64 < answer.received_bytes < 400
+
+
+def test_what_the_server_tells_of_its_time_is_passed_on(bundles, start_peer, tail_handler, image):
+    parts = {"queue_s": 0.25, "batch_wait_s": 0.5, "compute_s": 1.0}
+    told = iter([parts, {}, {"queue_s": -1.0, "batch_wait_s": "long", "compute_s": 1.0, "later_s": 7.0}])
+
+    def answer(message, peer):
+        return replace(tail_handler(message, peer), body={"cloud_s": 0.0} | next(told))
+
+    peer = start_peer(answer)
+    with SplitClient(peer.endpoint, bundle=bundles / "split") as client:
+        timings = [client.infer(image).timing for _ in range(3)]
+    assert [(each.queue_s, each.batch_wait_s, each.compute_s) for each in timings] == [
+        (0.25, 0.5, 1.0),
+        (None, None, None),
+        (None, None, 1.0),
+    ]
+    assert all(0 < each.encode_s < each.edge_s for each in timings)
 
 
 def test_a_request_names_its_bundle_its_budget_and_its_quantization(bundles, start_peer, tail_handler, image):

@@ -36,6 +36,15 @@ def test_a_result_names_the_bundle_and_its_time_in_the_server(running, make_bund
     assert np.array_equal(output.data, np.full((3, 6), 5.0))
 
 
+def test_the_parts_of_the_time_in_the_server_add_up(running, make_bundle, feature):
+    bundle = make_bundle()
+    running.ready(bundle)
+    timing = running.peer().infer(bundle.digest, feature()).body
+    parts = [timing[name] for name in ("queue_s", "batch_wait_s", "compute_s")]
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(timing["cloud_s"])
+
+
 def test_a_bundle_that_is_not_loaded_is_unknown(running, make_bundle, feature):
     peer = running.peer()
     with pytest.raises(UnknownBundleError) as raised:

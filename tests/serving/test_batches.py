@@ -1,0 +1,362 @@
+"""Batches: each caller gets its own rows, nobody's failure is another's, turns go round between devices."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloud_server.batches import Batcher, BatchLimits
+from cloud_server.fair_queue import FairQueue
+from edge_sdk.errors import DeadlineExceededError, OverloadedError, TailFailedError, from_wire
+from edge_sdk.wire import MessageType, Tensor
+
+PATIENCE_S = 20
+
+
+class Bench:
+    """A batcher whose computation is held up until :meth:`open`; keeps what ran together."""
+
+    def __init__(self, **limits):
+        self.batches = []
+        self.poison = set()
+        self.outcomes = {}
+        self._gate = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self._came = threading.Semaphore(0)
+        self.batcher = Batcher("bench", self._compute, BatchLimits(**limits))
+
+    def _compute(self, requests):
+        self.entered.release()
+        assert self._gate.wait(PATIENCE_S)
+        self.batches.append([int(features[0].data.flat[0]) for features in requests])
+        if self.poison & set(self.batches[-1]):
+            raise ValueError("poisoned")
+        return [tuple(features) for features in requests]
+
+    def submit(self, caller, number, *, samples=1, begin=lambda: None):
+        def done(outcome):
+            assert number not in self.outcomes
+            self.outcomes[number] = outcome
+            self._came.release()
+
+        data = np.full((samples, 2), number, np.int32)
+        return self.batcher.submit(caller, [Tensor(name="feature_0", data=data)], begin=begin, done=done)
+
+    def hold(self):
+        """Have the engine busy with a request of nobody's."""
+        self.submit("nobody", 0)
+        assert self.entered.acquire(timeout=PATIENCE_S)
+
+    def open(self, outcomes):
+        self._gate.set()
+        for _ in range(outcomes):
+            assert self._came.acquire(timeout=PATIENCE_S)
+
+    def close(self):
+        self._gate.set()
+        self.batcher.close(last=lambda: None)
+        assert self.batcher.join(PATIENCE_S)
+
+
+@pytest.fixture
+def bench():
+    made = []
+
+    def make(**limits):
+        made.append(Bench(**({"delay_s": 0.0} | limits)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_what_waits_when_the_engine_becomes_free_runs_together_up_to_the_largest_batch(bench):
+    it = bench(max_batch=4)
+    it.hold()
+    for number in range(1, 7):
+        it.submit("cam", number)
+    it.open(7)
+    assert it.batches == [[0], [1, 2, 3, 4], [5, 6]]
+    assert [it.outcomes[number].batch for number in range(7)] == [1, 4, 4, 4, 4, 2, 2]
+    assert all(it.outcomes[number].compute_s > 0 <= it.outcomes[number].batch_wait_s for number in range(7))
+
+
+def test_requests_of_several_samples_are_never_torn_and_count_as_that_many(bench):
+    it = bench(max_batch=4)
+    it.hold()
+    for number, samples in ((1, 3), (2, 1), (3, 3), (4, 9), (5, 1)):
+        it.submit("cam", number, samples=samples)
+    it.open(6)
+    # One that is larger than the largest batch runs alone.
+    assert it.batches == [[0], [1, 2], [3], [4], [5]]
+    assert it.outcomes[4].outputs[0].data.shape == (9, 2)
+
+
+def test_turns_go_round_between_callers(bench):
+    it = bench(max_batch=3)
+    it.hold()
+    for number in range(1, 7):
+        it.submit("greedy", number)
+    it.submit("meek", 10)
+    it.submit("shy", 20)
+    it.open(9)
+    assert it.batches == [[0], [1, 10, 20], [2, 3, 4], [5, 6]]
+
+
+def test_a_failed_batch_is_run_one_by_one_and_only_the_culprit_fails(bench):
+    it = bench(max_batch=8)
+    it.hold()
+    for number in range(1, 6):
+        it.submit("cam", number)
+    it.poison = {3}
+    it.open(6)
+    assert it.batches == [[0], [1, 2, 3, 4, 5], [1], [2], [3], [4], [5]]
+    assert {number for number, outcome in it.outcomes.items() if isinstance(outcome, Exception)} == {3}
+    assert str(it.outcomes[3]) == "poisoned"
+    assert it.outcomes[4].outputs[0].data.tolist() == [[4, 4]]
+
+
+def test_a_member_that_must_not_run_any_more_is_left_out_of_its_batch(bench):
+    it = bench(max_batch=8)
+
+    def too_late():
+        raise DeadlineExceededError("too late")
+
+    it.hold()
+    for number in range(1, 5):
+        it.submit("cam", number, begin=too_late if number == 2 else lambda: None)
+    it.open(5)
+    assert it.batches == [[0], [1, 3, 4]]
+    assert isinstance(it.outcomes[2], DeadlineExceededError)
+
+
+def test_one_that_expires_while_its_failed_batch_is_run_anew_is_not_run_again(bench):
+    it = bench(max_batch=8)
+    it.poison = {1}
+
+    def begin():
+        if [1, 2] in it.batches:
+            raise DeadlineExceededError("too late")
+
+    it.hold()
+    it.submit("cam", 1)
+    it.submit("cam", 2, begin=begin)
+    it.open(3)
+    assert it.batches == [[0], [1, 2], [1]]
+    assert isinstance(it.outcomes[2], DeadlineExceededError)
+
+
+def test_a_full_queue_is_told_to_whoever_asks_most(bench):
+    it = bench(queued=4, queued_per_device=3)
+    it.hold()
+    for number in (1, 2, 3):
+        it.submit("greedy", number)
+    with pytest.raises(OverloadedError, match="this device's share"):
+        it.submit("greedy", 4)
+    it.submit("meek", 10)
+    with pytest.raises(OverloadedError) as refused:
+        it.submit("greedy", 5)
+    assert refused.value.details["retry_after_s"] > 0
+    # The queue is full, but not of this one's requests: the newest of the greediest has to go.
+    it.submit("shy", 20)
+    assert isinstance(it.outcomes.pop(3), OverloadedError)
+    # All have about as many by now: this is one too many.
+    it.submit("fourth", 30)
+    assert isinstance(it.outcomes.pop(2), OverloadedError)
+    with pytest.raises(OverloadedError):
+        it.submit("fifth", 40)
+    it.open(7)
+    assert it.batches == [[0], [1, 10, 20, 30]]
+
+
+def test_those_that_nobody_waits_for_make_room_first(bench):
+    it = bench(queued=2, queued_per_device=2)
+    over = []
+
+    def begin():
+        if over:
+            raise DeadlineExceededError("too late")
+
+    it.hold()
+    it.submit("cam", 1, begin=begin)
+    it.submit("cam", 2)
+    over.append(True)
+    it.submit("cam", 3)
+    assert isinstance(it.outcomes[1], DeadlineExceededError)
+    it.open(4)
+    assert it.batches == [[0], [2, 3]]
+
+
+def test_a_lone_request_does_not_wait_for_others(bench):
+    # Were it to, it would for longer than anybody waits here.
+    it = bench(delay_s=10_000.0)
+    for number in range(5):
+        it.submit("cam", number)
+        it.open(1)
+    assert it.batches == [[0], [1], [2], [3], [4]]
+
+
+def test_after_several_together_it_waits_for_as_many_again(bench):
+    it = bench(delay_s=10_000.0, max_batch=3)
+    it.hold()
+    for number in (1, 2, 3, 4):
+        it.submit(f"cam-{number}", number)
+    it.open(4)
+    assert it.batches == [[0], [1, 2, 3]]
+    # Four were there in the last turn, of which three make a batch: 4 waits for two more.
+    it.submit("cam-1", 5)
+    it.submit("cam-2", 6)
+    it.open(3)
+    assert it.batches == [[0], [1, 2, 3], [4, 5, 6]]
+
+
+def test_closing_runs_what_is_queued_without_waiting_for_more(bench):
+    it = bench(delay_s=10_000.0)
+    it.hold()
+    for number in (1, 2, 3):
+        it.submit("cam", number)
+    ended = threading.Event()
+    it.batcher.close(last=ended.set)
+    assert not it.submit("cam", 4)
+    assert not ended.is_set()
+    it.open(4)
+    assert ended.wait(PATIENCE_S)
+    assert it.batches == [[0], [1, 2, 3]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_the_queue_is_bounded_ordered_and_fair(data):
+    capacity, per_caller = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8))
+    queue = FairQueue(capacity=capacity, per_caller=per_caller)
+    waiting = {}
+    passed_over = {}
+    for number in range(data.draw(st.integers(0, 40))):
+        caller = data.draw(st.sampled_from("abc"))
+        if data.draw(st.booleans()):
+            if queue.is_full(caller):
+                displaced = queue.make_room(caller)
+                if displaced is None:
+                    continue
+                other, newest = displaced
+                assert waiting[other].pop() == newest
+                assert len(waiting[other]) > len(waiting.get(caller, ()))
+            queue.put(caller, (caller, number))
+            waiting.setdefault(caller, deque()).append(number)
+        elif len(queue):
+            first = queue.first()
+            assert queue.pop() == first
+            turn, number = first
+            assert waiting[turn].popleft() == number
+            # Whoever waited through this caller's last turn came before its next.
+            assert not passed_over.get(turn)
+            for others in passed_over.values():
+                others.discard(turn)
+            passed_over[turn] = {other for other, items in waiting.items() if items and other != turn}
+        assert len(queue) == sum(len(items) for items in waiting.values()) <= capacity
+        assert all(queue.waiting_of(caller) == len(items) <= per_caller for caller, items in waiting.items())
+    vain = queue.discard(lambda item: item[1] % 2 == 0)
+    assert sorted(vain) == sorted((c, n) for c, items in waiting.items() for n in items if n % 2 == 0)
+    assert len(queue) == sum(n % 2 for items in waiting.values() for n in items)
+
+
+REQUESTS = st.tuples(st.integers(0, 3), st.integers(1, 5), st.sampled_from(["ok", "ok", "ok", "poison", "late"]))
+
+
+def test_each_caller_gets_its_own_rows(echoing_tail):
+    """Unique payloads through a real ROUTER, some of which fail or are too late: all ends are the right ones."""
+    running, digest, engine = echoing_tail
+    peers = [running.peer() for _ in range(4)]
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(REQUESTS, min_size=1, max_size=24))
+    def check(plan):
+        ask_and_check(plan, peers, digest, engine)
+
+    check()
+
+
+def ask_and_check(plan, peers, digest, engine):
+    engine.gate.clear()
+    engine.samples.clear()
+    sent = {}
+    for number, (device, samples, kind) in enumerate(plan):
+        peer = peers[device]
+        first = number * 10 + 1000 * (kind == "poison")
+        rows = np.arange(first, first + samples, dtype=np.int32)
+        feature = Tensor(name="feature_0", data=np.stack([rows, -rows], axis=1))
+        request = peer.begin_infer(digest, feature, budget_s=0.0 if kind == "late" else None)
+        sent[peer, request] = kind, feature.data
+    engine.gate.set()
+    for device, peer in enumerate(peers):
+        for _ in range(sum(asked_by == device for asked_by, _, _ in plan)):
+            answer = peer.receive()
+            kind, payload = sent.pop((peer, answer.request_id))
+            if kind == "ok":
+                assert answer.type is MessageType.RESULT
+                assert answer.tensors[0].data.tolist() == payload.tolist()
+            else:
+                expected = TailFailedError if kind == "poison" else DeadlineExceededError
+                assert isinstance(from_wire(answer.body), expected)
+        assert not peer.has_message()
+    assert not sent
+    # Expired work is never executed.
+    wanted = [number * 10 for number, (_, _, kind) in enumerate(plan) if kind == "ok"]
+    assert {int(value) for value in engine.samples if value % 10 == 0} == set(wanted)
+
+
+@pytest.fixture
+def echoing_tail(start, make_bundle, make_engine):
+    """A server whose tail gives back what it gets, and fails for a batch in which a value exceeds 999."""
+
+    class Poisonable(make_engine):
+        def run(self, features):
+            self.entered.release()
+            assert self.gate.wait(PATIENCE_S)
+            data = features["feature_0"]
+            if (data > 999).any():
+                raise ValueError("poisoned")
+            self.samples += data[:, 0].tolist()
+            return {"output_0": data.astype(np.float32)}
+
+    engine = Poisonable()
+    running = start(load_engine=lambda _: engine, limits=BatchLimits(max_batch=16, queued=200, queued_per_device=200))
+    running.engines.append(engine)
+    bundle = make_bundle(shape=(2,), dtype="int32", output_shape=(2,))
+    running.ready(bundle)
+    return running, bundle.digest, engine
+
+
+def test_three_hundred_at_once_are_taken_up_to_the_bound_and_each_device_has_its_share(start, make_bundle, feature):
+    running = start(limits=BatchLimits(queued=64))
+    bundle = make_bundle()
+    engine = running.ready(bundle)
+    engine.gate.clear()
+    busy = running.peer()
+    busy.begin_infer(bundle.digest, feature(0))
+    assert engine.entered.acquire(timeout=PATIENCE_S)
+    peers = [running.peer() for _ in range(30)]
+    for peer in peers:
+        for _ in range(10):
+            peer.begin_infer(bundle.digest, feature(1))
+    ends = {peer: [] for peer in peers}
+    # While the tail is busy, all that comes back is refusals.
+    while sum(map(len, ends.values())) < 300 - 64:
+        for peer in peers:
+            while peer.has_message():
+                ends[peer].append(from_wire(peer.receive().body))
+    engine.gate.set()
+    for refusals in ends.values():
+        assert all(isinstance(error, OverloadedError) and error.details["retry_after_s"] > 0 for error in refusals)
+        # 64 places among 30 devices: two or three each, however early or late they came.
+        assert len(refusals) in (7, 8)
+    for peer, refusals in ends.items():
+        assert all(peer.receive().type is MessageType.RESULT for _ in range(10 - len(refusals)))
+    assert busy.receive().type is MessageType.RESULT
+    assert len(engine.samples) == 65
