@@ -15,8 +15,20 @@ Importing this package does not load TensorFlow: a :class:`Workshop` does that i
 from converters.cuts import CutPoint
 from converters.memory import Choice, OperationMemory, choose_cumulative
 from converters.outline import Outline
+from converters.peak import PeakChoice, choose_peak
 from converters.precision import Precision
 from converters.recipe import Recipe
 from converters.workshop import Workshop
 
-__all__ = ["Choice", "CutPoint", "OperationMemory", "Outline", "Precision", "Recipe", "Workshop", "choose_cumulative"]
+__all__ = [
+    "Choice",
+    "CutPoint",
+    "OperationMemory",
+    "Outline",
+    "PeakChoice",
+    "Precision",
+    "Recipe",
+    "Workshop",
+    "choose_cumulative",
+    "choose_peak",
+]

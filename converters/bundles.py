@@ -12,6 +12,7 @@ from converters.flatten import FlatModel
 from converters.head import Head, input_keys
 from converters.head_choice import ChosenHead, choose_head
 from converters.memory import operation_memory
+from converters.peak import predicted_peaks
 from converters.precision import Precision, checked_request
 from converters.quantization import Quantization, int8_of_range
 from converters.split import Split, split
@@ -73,6 +74,8 @@ def build_bundle(
         files=_files(folder),
         self_check=None if head is None else _self_check(folder / HEAD_FILE, inputs),
         cumulative_bytes=operation_memory(graph)[k - 1].cumulative_bytes if k else 0,
+        # Of other heads than int8 nothing is known.
+        predicted_peak_bytes=predicted_peaks(flat, k) if k and chosen.precision == "int8" else {},
         versions=versions(),
         precision_reason=chosen.reason,
     )

@@ -46,6 +46,7 @@ class _Loaded:
         from converters.keras_backend import load_keras
         from converters.model_hash import model_sha256
         from converters.outline import Outline
+        from converters.peak import all_peaks
 
         # Keras numbers unnamed layers per process; begun anew, a model has the same names whatever was loaded before.
         load_keras().backend.clear_session()
@@ -63,6 +64,7 @@ class _Loaded:
             samples = random_calibration(self.flat)
         self.calibration = Calibration.of(self.flat.graph, samples)
         self.known = Known(
-            outline=Outline.of(self.flat.graph, model_sha256(self.flat)), calibration_sha256=self.calibration.sha256
+            outline=Outline.of(self.flat.graph, model_sha256(self.flat), all_peaks(self.flat)),
+            calibration_sha256=self.calibration.sha256,
         )
         cache.remember(recipe, self.known)

@@ -7,6 +7,8 @@ from typing import Any
 
 from edge_sdk.errors import ConfigError
 
+GRADIENT_ATTRIBUTE = "_gradient_op_type"
+
 
 def load_keras() -> Any:
     """The module ``keras``. The first call in a process takes seconds: call it inside functions only."""
@@ -36,5 +38,10 @@ def freeze(function: Any) -> Any:
     Its flat outputs are in the order of those of ``function``.
     """
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    # Swish, for one, has a gradient of its own, and a function that names one cannot be saved without it.
+    for operation in function.graph.get_operations():
+        if GRADIENT_ATTRIBUTE in operation.node_def.attr:
+            operation._clear_attr(GRADIENT_ATTRIBUTE)
 
     return convert_variables_to_constants_v2(function)

@@ -76,12 +76,17 @@ def choose_cumulative(outline: Outline, budget_bytes: int) -> Choice:
 
     Raises :class:`InvalidInputError` for a negative budget.
     """
-    if budget_bytes < 0:
-        raise InvalidInputError(f"a memory budget is a number of bytes, 0 or more; got {budget_bytes}")
+    check_budget(budget_bytes)
     cumulative = [operation.cumulative_bytes for operation in outline.operations]
     legal = {cut.k for cut in outline.cuts if cut.legal} | (set() if outline.edge_only_reason else {outline.n})
     k = cumulative_cut(cumulative, legal, budget_bytes)
     return Choice(k=k, cumulative_bytes=cumulative[k - 1] if k else 0)
+
+
+def check_budget(budget_bytes: int) -> None:
+    """Raise :class:`InvalidInputError` for a negative budget."""
+    if budget_bytes < 0:
+        raise InvalidInputError(f"a memory budget is a number of bytes, 0 or more; got {budget_bytes}")
 
 
 def cumulative_cut(cumulative_bytes: Sequence[int], legal: Collection[int], budget_bytes: int) -> int | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from converters.cuts import CutPoint, cut_points
 from converters.graph import Graph, TensorInfo
@@ -17,7 +19,8 @@ class Outline:
 
     ``inputs`` and ``outputs`` are the model's, in its order, outputs by the names that the user knows.
     ``edge_only_reason`` says why no device can run the whole model, and is empty where one can. ``operations`` are 1 to
-    n, ``cuts`` 1 to n - 1.
+    n, ``cuts`` 1 to n - 1. ``peak_bytes`` holds, by the name of a TFLite runtime, the predicted memory of the int8 head
+    that ends after each operation, 1 to n (:mod:`converters.peak`).
     """
 
     model_sha256: str
@@ -27,9 +30,12 @@ class Outline:
     edge_only_reason: str
     operations: tuple[OperationMemory, ...]
     cuts: tuple[CutPoint, ...]
+    peak_bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Graph, model_sha256: str) -> Outline:
+    def of(
+        cls, graph: Graph, model_sha256: str, peak_bytes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    ) -> Outline:
         """The outline of a graph."""
         outputs = zip(graph.outputs, graph.output_names, strict=True)
         return cls(
@@ -40,6 +46,7 @@ class Outline:
             edge_only_reason=graph.obstacle(graph.n),
             operations=operation_memory(graph),
             cuts=cut_points(graph),
+            peak_bytes=dict(peak_bytes),
         )
 
     def to_json(self) -> str:
@@ -61,6 +68,7 @@ class Outline:
                 CutPoint(**entry | {"crossing": tuple(_tensor(tensor) for tensor in entry["crossing"])})
                 for entry in document["cuts"]
             ),
+            peak_bytes={runtime: tuple(peaks) for runtime, peaks in document["peak_bytes"].items()},
         )
 
 

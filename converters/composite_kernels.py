@@ -1,0 +1,109 @@
+"""The rules of :mod:`converters.lowering` for layers that are taken apart into many kernels, and a few odd ones.
+
+The signature is that of :mod:`converters.layer_kernels`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from converters.kernel_builder import TAKE_NORMALIZATION, KernelBuilder, Shape
+from converters.layer_kernels import dense_kernel, rows_of
+
+
+def upsampling(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
+    """Nearest neighbours are repeated axis by axis, each a reshape and a tile."""
+    if getattr(layer, "interpolation", "nearest") != "nearest":
+        return builder.emit("resize", inputs, shape)
+    tensor = inputs[0]
+    size = builder.shapes[tensor]
+    for axis in range(len(shape) - 1):
+        taller = (*size[:axis], shape[axis], *size[axis + 1 :])
+        tensor = builder.emit("tile", [builder.emit("reshape", [tensor], size)], taller)
+        size = taller
+    return builder.emit("reshape", [tensor], shape)
+
+
+def average(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:  # noqa: ARG001
+    total = inputs[0]
+    for other in inputs[1:]:
+        total = builder.emit("add", [total, other], shape)
+    return builder.emit("mul", [total], shape, constant_bytes=1)
+
+
+def scaled_sum(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:  # noqa: ARG001
+    """The residual of Keras's InceptionResNetV2: the first plus a multiple of the second."""
+    second = inputs[1]
+    if not builder.takes(second, TAKE_NORMALIZATION):
+        second = builder.emit("mul", [second], shape, constant_bytes=1)
+    return builder.emit("add", [inputs[0], second], shape)
+
+
+def prelu(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
+    return builder.emit("prelu", inputs, shape, constant_bytes=math.prod(layer.alpha.shape))
+
+
+def embedding(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
+    return builder.emit("gather", inputs, shape, constant_bytes=math.prod(layer.embeddings.shape))
+
+
+def layer_normalization(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:  # noqa: ARG001
+    """Mean, variance, and the normalization proper in twelve steps; the mean's negation runs on floats."""
+    tensor, last = inputs[0], shape[-1] if shape else 1
+    line = (*shape[:-1], 1)
+    mean = builder.emit("mean", [tensor], line)
+    negative = builder.emit_float([mean], line)
+    squares = builder.emit("squared_difference", [tensor, mean], shape)
+    variance = builder.emit("add", [builder.emit("mean", [squares], line)], line, constant_bytes=1)
+    factor = builder.emit("mul", [builder.emit("rsqrt", [variance], line)], shape, constant_bytes=last)
+    scaled = builder.emit("mul", [tensor, factor], shape)
+    moved = builder.emit("add", [builder.emit("mul", [negative, factor], shape)], shape, constant_bytes=last)
+    return builder.emit("add", [scaled, moved], shape)
+
+
+def attention(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
+    """Three projections into heads, scores, their softmax, the weighted values and the projection back."""
+    heads, query_size, value_size = layer.num_heads, layer.key_dim, getattr(layer, "value_dim", None) or layer.key_dim
+    query, value = inputs[0], inputs[1] if len(inputs) > 1 else inputs[0]
+    key = inputs[2] if len(inputs) > 2 else value
+    there, here = rows_of(builder.shapes[value]), rows_of(builder.shapes[query])
+
+    def projected(tensor: int, rows: int, size: int) -> int:
+        depth = builder.shapes[tensor][-1]
+        flat = dense_kernel(builder, tensor, (rows, heads * size), depth, heads * size)
+        split = builder.emit("reshape", [flat], (rows, heads, size))
+        return builder.emit("transpose", [split], (heads, rows, size))
+
+    queries, keys = projected(query, here, query_size), projected(key, there, query_size)
+    scores = builder.emit("batch_matmul", [queries, keys], (heads, here, there))
+    scores = builder.emit("mul", [scores], (heads, here, there), constant_bytes=1)
+    scores = builder.emit("softmax", [scores], (heads, here, there))
+    values = builder.emit("batch_matmul", [scores, projected(value, there, value_size)], (heads, here, value_size))
+    joined = builder.emit("transpose", [values], (here, heads, value_size))
+    joined = builder.emit("reshape", [joined], (here, heads * value_size))
+    return dense_kernel(builder, joined, shape, heads * value_size, shape[-1])
+
+
+def recurrent(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
+    """Unrolled: the cell once for each step, with weights of its own in the runtime."""
+    cells = [
+        each.cell for each in (getattr(layer, "forward_layer", None), getattr(layer, "backward_layer", None)) if each
+    ]
+    outputs = []
+    for cell in cells or [layer.cell]:
+        depth, gates = cell.kernel.shape
+        units = cell.recurrent_kernel.shape[0]
+        state = builder.emit("reshape", inputs[:1], (depth,))
+        for _ in range(builder.shapes[inputs[0]][0]):
+            new = dense_kernel(builder, builder.emit("slice", inputs[:1], (depth,)), (gates,), depth, gates)
+            old = dense_kernel(builder, state, (gates,), units, gates)
+            total = builder.emit("add", [new, builder.emit("reshape", [old], (gates,))], (gates,))
+            parts = [builder.emit("split", [total], (units,)) for _ in range(gates // units)]
+            opened = [builder.emit("sigmoid", [part], (units,)) for part in parts]
+            state = builder.emit("tanh", [builder.emit("mul", opened[:2], (units,))], (units,))
+            for gate in opened[2:]:
+                state = builder.emit("add", [state, builder.emit("mul", [state, gate], (units,))], (units,))
+        outputs.append(state)
+    return builder.emit("concat", outputs, shape)
