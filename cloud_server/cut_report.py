@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-from cloud_server.allocation.memory_model import MODELS, ChosenCut
-from cloud_server.allocation.settings import MemoryModelName
+from converters import Outline, choose_cumulative, choose_peak
 from converters.graph import TensorInfo
-from converters.outline import Outline
+from converters.peak import runtime_peaks
+from edge_sdk.sizes import format_size
 from edge_sdk.wire import DTYPES
 
+MemoryModelName = Literal["peak", "cumulative"]
+MEMORY_MODELS: tuple[MemoryModelName, ...] = get_args(MemoryModelName)
+
 FLOAT_BYTES = 4
+DEFAULT_RUNTIME = "litert"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """A memory budget, and who set it: a profile's name, or ``None`` for a number."""
+    """A memory budget for a head that runs on ``runtime``. ``profile`` is who set it, ``None`` for a plain number."""
 
     budget_bytes: int
+    runtime: str = DEFAULT_RUNTIME
     profile: str | None = None
 
 
@@ -31,7 +37,9 @@ class Budget:
 class CutRow:
     """The cut after operation ``k``; k = n stands for the whole model.
 
-    ``feature_bytes_float`` and ``feature_bytes_int8`` are those of one sample. ``fits`` is ``None`` without a budget.
+    ``feature_bytes_float`` and ``feature_bytes_int8`` are those of one sample. What the head needs in int8 is predicted
+    as ``peak_bytes`` for each runtime, and by the classic rule as ``cumulative_bytes``. ``fits`` is ``None`` without a
+    budget.
     """
 
     k: int
@@ -42,6 +50,7 @@ class CutRow:
     feature_bytes_float: int
     feature_bytes_int8: int
     head_parameters: int
+    peak_bytes: dict[str, int]
     cumulative_bytes: int
     fits: bool | None
 
@@ -65,7 +74,7 @@ class CutRow:
             "feature_bytes_int8": self.feature_bytes_int8,
             "head_parameters": self.head_parameters,
             "cumulative_bytes": self.cumulative_bytes,
-            "peak_bytes": {},
+            "peak_bytes": {name.replace("-", "_"): size for name, size in self.peak_bytes.items()},
             "fits": self.fits,
         }
 
@@ -95,17 +104,30 @@ class CutReport:
         return tuple(row for row in self.rows if row.legal)
 
     @property
+    def runtime(self) -> str:
+        """The one that the memory model reckons with."""
+        return self.budget.runtime if self.budget else DEFAULT_RUNTIME
+
+    @property
     def memory_title(self) -> str:
         """What :meth:`needed_bytes` is, in words."""
-        return "size of the head by the cumulative rule"
+        return self._peak_title(self.runtime) if self.memory_model == "peak" else "size by the cumulative rule"
 
     def needed_bytes(self, row: CutRow) -> int:
         """What the memory model compares with the budget."""
-        return row.cumulative_bytes
+        return row.peak_bytes[self.runtime] if self.memory_model == "peak" else row.cumulative_bytes
 
     def memory_series(self) -> dict[str, list[int]]:
         """All memory figures of the legal cuts, by what they are."""
-        return {"cumulative rule": [row.cumulative_bytes for row in self.legal]}
+        series = {
+            self._peak_title(runtime): [row.peak_bytes[runtime] for row in self.legal]
+            for runtime in self.whole.peak_bytes
+        }
+        return series | {"size by the cumulative rule": [row.cumulative_bytes for row in self.legal]}
+
+    @staticmethod
+    def _peak_title(runtime: str) -> str:
+        return f"predicted peak, {runtime}"
 
     def marks(self, row: CutRow) -> tuple[str, ...]:
         """What is special about a row, in words."""
@@ -124,6 +146,7 @@ class CutReport:
             "model": self.model,
             "operations": self.operations,
             "memory_model": self.memory_model,
+            "runtime": self.runtime,
             "budget_bytes": self.budget.budget_bytes if self.budget else None,
             "profile": self.budget.profile if self.budget else None,
             "cuts": [row.to_document() for row in (self.rows if illegal else self.legal)],
@@ -136,8 +159,12 @@ class CutReport:
 
 
 def cut_report(model: str, outline: Outline, memory_model: MemoryModelName, budget: Budget | None) -> CutReport:
-    """The report of a model that the user calls ``model``."""
+    """The report of a model that the user calls ``model``.
+
+    Raises :class:`ConfigError` for a budget whose runtime has no predictions.
+    """
     parameters = tuple(itertools.accumulate(operation.parameters for operation in outline.operations))
+    needs = _needs(outline, memory_model, budget)
 
     def row(k: int, *, legal: bool, reason: str, tensors: tuple[TensorInfo, ...]) -> CutRow:
         operation = outline.operations[k - 1]
@@ -150,25 +177,49 @@ def cut_report(model: str, outline: Outline, memory_model: MemoryModelName, budg
             feature_bytes_float=sum(map(_float_bytes, tensors)),
             feature_bytes_int8=sum(tensor.int8_bytes for tensor in tensors),
             head_parameters=parameters[k - 1],
+            peak_bytes={runtime: peaks[k - 1] for runtime, peaks in outline.peak_bytes.items()},
             cumulative_bytes=operation.cumulative_bytes,
-            fits=None if budget is None else operation.cumulative_bytes <= budget.budget_bytes,
+            fits=None if budget is None else needs[k - 1] <= budget.budget_bytes,
         )
 
     rows = tuple(row(cut.k, legal=cut.legal, reason=cut.reason, tensors=cut.crossing) for cut in outline.cuts)
+    whole = row(outline.n, legal=not outline.edge_only_reason, reason=outline.edge_only_reason, tensors=())
     legal = [each for each in rows if each.legal]
-    choice = None if budget is None else MODELS[memory_model](outline, budget.budget_bytes)
+    chosen = None if budget is None else _chosen(outline, memory_model, budget)
+    refusal = ""
+    if budget is not None and chosen is None:
+        smallest = min((needs[each.k - 1] for each in (*legal, *((whole,) if whole.legal else ()))), default=None)
+        refusal = "it has no legal cut"
+        if smallest is not None:
+            refusal = (
+                f"its smallest head needs {format_size(smallest)} by the memory model {memory_model!r}, "
+                f"the budget is {format_size(budget.budget_bytes)}"
+            )
     return CutReport(
         model=model,
         operations=outline.n,
         memory_model=memory_model,
         budget=budget,
         rows=rows,
-        whole=row(outline.n, legal=not outline.edge_only_reason, reason=outline.edge_only_reason, tensors=()),
-        chosen=choice.k if isinstance(choice, ChosenCut) else None,
-        refusal="" if choice is None or isinstance(choice, ChosenCut) else choice.reason,
+        whole=whole,
+        chosen=chosen,
+        refusal=refusal,
         smallest=min(legal, key=lambda each: (each.feature_bytes_int8, each.k)).k if legal else None,
         deepest=max((each.k for each in legal if each.fits), default=None),
     )
+
+
+def _needs(outline: Outline, memory_model: MemoryModelName, budget: Budget | None) -> Sequence[int]:
+    """What the memory model says that each head needs, k = 1 to n."""
+    if memory_model == "peak":
+        return runtime_peaks(outline, budget.runtime if budget else DEFAULT_RUNTIME)
+    return [operation.cumulative_bytes for operation in outline.operations]
+
+
+def _chosen(outline: Outline, memory_model: MemoryModelName, budget: Budget) -> int | None:
+    if memory_model == "peak":
+        return choose_peak(outline, budget.budget_bytes, budget.runtime).k
+    return choose_cumulative(outline, budget.budget_bytes).k
 
 
 def _float_bytes(tensor: TensorInfo) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloud_server.allocation.settings import MemoryModelName
 from cloud_server.cli.allocation_options import registry_options
 from cloud_server.cli.model_options import LoadingChoice, budget_options, find_source, model_options
 from cloud_server.cli.output import json_option, make_table
@@ -16,7 +15,7 @@ from edge_sdk.sizes import format_size
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cloud_server.cut_report import Budget, CutReport, CutRow
+    from cloud_server.cut_report import Budget, CutReport, CutRow, MemoryModelName
     from converters.graph import TensorInfo
 
 
@@ -71,8 +70,10 @@ def cuts(
 
 
 def _table(report: CutReport, *, illegal: bool) -> Table:
-    right = ("k", "feature\nfloat", "feature\nint8", "head\nparameters", "size by\ncumulative rule")
-    table = make_table("k", "cut after", "crossing tensors", *right[1:], "fits", "", right=right)
+    runtimes = tuple(report.whole.peak_bytes)
+    peaks = tuple(f"peak\n{runtime}" for runtime in runtimes)
+    figures = ("feature\nfloat", "feature\nint8", "head\nparameters", *peaks, "cumulative\nsize")
+    table = make_table("k", "cut after", "crossing tensors", *figures, "fits", "", right=("k", *figures))
     for row in report.rows if illegal else report.legal:
         table.add_row(
             str(row.k),
@@ -81,6 +82,7 @@ def _table(report: CutReport, *, illegal: bool) -> Table:
             format_size(row.feature_bytes_float),
             format_size(row.feature_bytes_int8),
             f"{row.head_parameters:,}",
+            *(format_size(row.peak_bytes[runtime]) for runtime in runtimes),
             format_size(row.cumulative_bytes),
             _fits(row),
             ", ".join(report.marks(row)) if row.legal else f"illegal: {row.reason}",
@@ -105,7 +107,9 @@ def _verdict(report: CutReport) -> str:
         return f"{whole}; --profile or --ram picks one"
     size = format_size(report.budget.budget_bytes)
     named = f"{size} ({report.budget.profile})" if report.budget.profile else size
-    rule = f"the {report.memory_model} rule"
+    rule = f"the memory model '{report.memory_model}'"
+    if report.memory_model == "peak":
+        rule += f" for {report.runtime}"
     if report.chosen is None:
         return f"{whole}; {rule} finds none for {named}: {report.refusal}"
     if report.chosen == report.operations:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloud_server.allocation.settings import MEMORY_MODELS, AllocationSettings
 from edge_sdk.command import SizeType
 
 if TYPE_CHECKING:
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 InputShape = tuple[str | None, tuple[int, ...]]
+
+# As :data:`cloud_server.cut_report.MEMORY_MODELS`, which is heavy to import; the first is the default.
+MEMORY_MODELS = ("peak", "cumulative")
 
 
 class InputShapeType(click.ParamType[InputShape]):
@@ -145,13 +147,14 @@ def budget_options(function: Function) -> Function:
 
 _BUDGET_OPTIONS = (
     click.option("--profile", help="A device profile, by name or file: its memory budget and its runtime."),
-    click.option("--ram", metavar="SIZE", type=SizeType(), help="The memory budget of a head itself, such as 8MB."),
+    click.option("--ram", metavar="SIZE", type=SizeType(), help="The memory budget of the head itself, such as 8MB."),
     click.option(
         "--memory-model",
         type=click.Choice(MEMORY_MODELS),
-        default=AllocationSettings(task="").memory_model,
+        default=MEMORY_MODELS[0],
         show_default=True,
-        help="The rule that picks the cut for a memory budget.",
+        help="The rule that picks the cut for a memory budget: the deepest whose predicted growth of the process fits, "
+        "or the classic sum of layer sizes.",
     ),
 )
 
@@ -165,7 +168,7 @@ def _budget(profile: str | None, ram: int | None) -> Budget | None:
         import device_profiles
 
         known = device_profiles.load(Path(profile) if Path(profile).is_file() else profile)
-        return Budget(budget_bytes=known.memory_budget_bytes, profile=known.name)
+        return Budget(budget_bytes=known.memory_budget_bytes, runtime=known.runtime, profile=known.name)
     return None if ram is None else Budget(budget_bytes=ram)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloud_server.allocation.settings import MemoryModelName
 from cloud_server.cli.allocation_options import registry_options
 from cloud_server.cli.model_options import LoadingChoice, budget_options, find_source, model_options
 from cloud_server.cli.output import json_option
@@ -15,7 +14,7 @@ from edge_sdk.errors import ConfigError, DoesNotFitError
 from edge_sdk.sizes import format_size
 
 if TYPE_CHECKING:
-    from cloud_server.cut_report import Budget
+    from cloud_server.cut_report import Budget, MemoryModelName
     from cloud_server.models import CalibrationData, ModelSource
     from converters import Outline, Precision
     from edge_sdk.bundle import Bundle
@@ -100,6 +99,12 @@ def split(
         stderr().print("warning: calibrated with random samples: measure the accuracy before you trust it")
     if bundle.manifest.precision_reason:
         stderr().print(f"the head is {bundle.manifest.precision}: {bundle.manifest.precision_reason}", soft_wrap=True)
+    if budget is not None and bundle.manifest.precision != "int8":
+        stderr().print(
+            f"warning: the memory was reckoned for an int8 head; a head in {bundle.manifest.precision} needs more: "
+            "measure it with 'splitfleet-edge measure'",
+            soft_wrap=True,
+        )
     if as_json:
         print_json(document)
     else:

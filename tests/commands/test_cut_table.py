@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -68,6 +69,38 @@ def test_the_budget_decides_what_is_marked(budget_bytes: int, chosen: int | None
     found = report(budget_bytes)
     assert (found.chosen, found.deepest, found.smallest) == (chosen, deepest, 3)
     assert bool(found.refusal) == (chosen is None)
+
+
+PEAKS = {"litert": (1000, 1500, 1400, 2000), "tflite-runtime": (900, 950, 990, 995)}
+
+
+@pytest.mark.parametrize(
+    ("budget", "chosen"),
+    [
+        (Budget(budget_bytes=1399), None),
+        (Budget(budget_bytes=1400), 3),
+        (Budget(budget_bytes=1999), 3),
+        (Budget(budget_bytes=2000), 4),
+        (Budget(budget_bytes=989, runtime="tflite-runtime"), 2),
+    ],
+)
+def test_the_peak_of_the_device_s_runtime_decides(budget: Budget, chosen: int | None) -> None:
+    outline = dataclasses.replace(chain(), peak_bytes=PEAKS)
+    found = cut_report("chain", outline, "peak", budget)
+    assert found.chosen == chosen
+    document = found.to_document(illegal=True)
+    assert document["cuts"][0]["peak_bytes"] == {"litert": 1000, "tflite_runtime": 900}
+    assert (document["runtime"], document["memory_model"]) == (budget.runtime, "peak")
+    assert [cut["fits"] for cut in document["cuts"]] == [
+        peak <= budget.budget_bytes for peak in PEAKS[budget.runtime][:3]
+    ]
+    assert ("1.4 kB by the memory model 'peak'" in found.refusal) == (chosen is None)
+    assert f"predicted peak, {budget.runtime}" in terminal_plot(found)
+
+
+def test_a_budget_for_a_runtime_without_predictions_is_told() -> None:
+    with pytest.raises(ConfigError, match="no prediction of memory for the runtime 'litert'"):
+        cut_report("chain", chain(), "peak", Budget(budget_bytes=1))
 
 
 def test_marks_are_words() -> None:

@@ -54,6 +54,16 @@ def test_the_json_of_cuts_is_the_contract(document: Document, files: Path) -> No
     assert [cut["fits"] for cut in found["cuts"]] == [True, True, False, False]
     assert found["chosen"] == found["deepest_that_fits"] == 2
     assert found["smallest_feature"] == 2
+    assert all(set(cut["peak_bytes"]) == {"litert", "tflite_runtime"} for cut in found["cuts"])
+
+
+def test_the_deepest_head_whose_peak_fits_is_chosen(document: Document) -> None:
+    peaks = [cut["peak_bytes"]["litert"] for cut in document("cuts", "zoo:mobile")["cuts"]]
+    budget = (peaks[0] + peaks[-1]) // 2
+    found = document("cuts", "zoo:mobile", "--ram", budget)
+    fitting = [cut["k"] for cut in found["cuts"] if cut["peak_bytes"]["litert"] <= budget]
+    assert (found["memory_model"], found["chosen"]) == ("peak", fitting[-1])
+    assert found["chosen"] < found["cuts"][-1]["k"]
 
 
 def test_a_table_and_a_plot_are_shown(splitfleet: Command, files: Path) -> None:
