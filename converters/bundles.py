@@ -13,7 +13,7 @@ from converters.head import Head, input_keys
 from converters.head_choice import ChosenHead, choose_head
 from converters.memory import operation_memory
 from converters.peak import predicted_peaks
-from converters.precision import Precision, checked_request
+from converters.precision import Precision, Request, checked_request
 from converters.quantization import Quantization, int8_of_range
 from converters.split import Split, split
 from converters.tail import write_tail
@@ -49,15 +49,17 @@ def build_bundle(
     folder: Path,
     precision: Precision = "int8",
     max_error: float | None = None,
+    int8_failed: str = "",
 ) -> Bundle:
     """Build the bundle of ``flat`` cut after operation ``k`` in the empty ``folder``.
 
     ``k == 0`` makes a cloud-only one, ``k == n`` an edge-only one. ``precision`` and ``max_error`` are those of
-    :mod:`converters.precision`. Raises :class:`IllegalCutError`, :class:`ConversionError`, :class:`ConfigError`.
+    :mod:`converters.precision`; ``int8_failed`` is why int8 need not be tried. Raises :class:`IllegalCutError`,
+    :class:`ConversionError`, :class:`ConfigError`.
     """
     graph = flat.graph
     halves = split(flat, k)
-    chosen = _head(halves, calibration, folder / HEAD_FILE, precision, max_error)
+    chosen = _head(halves, calibration, folder / HEAD_FILE, checked_request(precision, max_error), int8_failed)
     head = chosen.head
     inputs = _inputs(flat, head, calibration)
     crossing = _crossing(halves, flat, inputs, chosen)
@@ -83,14 +85,13 @@ def build_bundle(
     return Bundle.open(folder)
 
 
-def _head(
-    halves: Split, calibration: Calibration, path: Path, precision: Precision, max_error: float | None
-) -> ChosenHead:
-    rungs, allowed = checked_request(precision, max_error)
+def _head(halves: Split, calibration: Calibration, path: Path, request: Request, int8_failed: str) -> ChosenHead:
     if halves.head is None:
-        return ChosenHead(head=None, precision=rungs[0], reason="", sent={})
+        return ChosenHead(head=None, precision=request.precisions[0], reason="", sent={})
     features = tuple(f"feature_{number}" for number in range(len(halves.crossing)))
-    return choose_head(halves.head, features, _output_keys(halves.head_outputs), calibration, path, rungs, allowed)
+    return choose_head(
+        halves.head, features, _output_keys(halves.head_outputs), calibration, path, request, int8_failed
+    )
 
 
 def _output_keys(places: tuple[int, ...]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from converters.calibration import Calibration
 from converters.head import Head
 from converters.quantization import Quantization, int8_of_range
 from converters.split import Half
+from edge_sdk.errors import ConversionError
 from edge_sdk.quantization import dequantize, quantize
 from edge_sdk.runtime import Interpreter
 
@@ -39,13 +40,17 @@ class Reference:
 
     @classmethod
     def of(cls, half: Half, keys: Sequence[str], calibration: Calibration) -> Reference:
-        """Run ``half``, whose outputs are ``keys``."""
+        """Run ``half``, whose outputs are ``keys``. Raises :class:`ConversionError` for what is not finite."""
         count = len(calibration.inputs[0])
         rows = [
             [np.asarray(value) for value in half([array[start : start + BATCH] for array in calibration.inputs])]
             for start in range(0, count, BATCH)
         ]
         outputs = {key: np.concatenate(parts) for key, parts in zip(keys, zip(*rows, strict=True), strict=True)}
+        for key, position in zip(keys, half.outputs, strict=True):
+            if outputs[key].dtype.kind == "f" and not np.isfinite(outputs[key]).all():
+                name = half.flat.graph.tensors[position].name
+                raise ConversionError(f"for the calibration data {name!r} has values that are not finite numbers")
         return cls(inputs=calibration.inputs, outputs=outputs)
 
     def int8(self, key: str) -> Quantization:

@@ -62,7 +62,7 @@ def write_head(
     except Exception as error:  # the converter raises RuntimeError, ValueError and exceptions of its own
         raise ConversionError(
             f"TensorFlow Lite cannot convert the first {len(half.steps)} operations of model "
-            f"{half.flat.graph.name!r} to {precision}: {_first_line(error)}"
+            f"{half.flat.graph.name!r} to {precision} ({_first_line(error)}); cut before what it lacks, or replace that"
         ) from error
     try:
         interpreter = Interpreter(path)

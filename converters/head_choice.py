@@ -10,6 +10,7 @@ from pathlib import Path
 from converters.calibration import Calibration
 from converters.deviation import Reference
 from converters.head import Head, write_head
+from converters.precision import Request
 from converters.quantization import Quantization
 from converters.split import Half
 from edge_sdk.errors import ConversionError
@@ -35,17 +36,21 @@ def choose_head(
     outputs: Sequence[str],
     calibration: Calibration,
     path: Path,
-    precisions: Sequence[Precision],
-    max_error: float,
+    request: Request,
+    int8_failed: str,
 ) -> ChosenHead:
-    """Write ``half`` to ``path`` in the first of ``precisions`` that converts and whose error is at most ``max_error``.
+    """Write ``half`` to ``path`` in the first of the precisions that converts and whose error is small enough.
 
-    The last one is taken whatever its error is. Raises :class:`ConversionError` when none converts.
+    The last one is taken whatever its error is. ``int8_failed`` is why int8 need not be tried, empty where it must be.
+    Raises :class:`ConversionError` when none converts.
     """
     keys = (*features, *outputs)
     reference: Reference | None = None
-    reasons: list[str] = []
-    for precision in precisions:
+    max_error = request.max_error
+    reasons = [f"int8: {int8_failed}"] if int8_failed else []
+    for precision in request.precisions:
+        if precision == "int8" and int8_failed:
+            continue
         try:
             head = write_head(half, keys, calibration, path, precision)
         except ConversionError as error:
@@ -59,7 +64,7 @@ def choose_head(
             error_made = reference.error(path, head, sent)
             if error_made > max_error:
                 reasons.append(f"{precision}: its error is {error_made:.3g} of the signal, {max_error:g} is allowed")
-                if precision != precisions[-1]:
+                if precision != request.precisions[-1]:
                     continue
         return ChosenHead(head=head, precision=precision, reason="; ".join(reasons), sent=sent)
     path.unlink(missing_ok=True)

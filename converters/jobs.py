@@ -16,8 +16,13 @@ def outline(cache: Cache, recipe: Recipe) -> Known:
     return _Loaded(cache, recipe).known
 
 
-def build(cache: Cache, recipe: Recipe, k: int, precision: Precision, max_error: float | None) -> Path:
-    """The folder of the bundle of a recipe's model cut after operation ``k``. Raises :class:`SplitfleetError`."""
+def build(
+    cache: Cache, recipe: Recipe, k: int, precision: Precision, max_error: float | None, int8_failed: str = ""
+) -> Path:
+    """The folder of the bundle of a recipe's model cut after operation ``k``. Raises :class:`SplitfleetError`.
+
+    ``int8_failed`` says how int8 ended another process: ``auto`` then begins after it.
+    """
     from converters.bundles import build_bundle
 
     loaded = _Loaded(cache, recipe)
@@ -33,6 +38,7 @@ def build(cache: Cache, recipe: Recipe, k: int, precision: Precision, max_error:
             folder=folder,
             precision=precision,
             max_error=max_error,
+            int8_failed=int8_failed,
         ),
     )
 

@@ -42,7 +42,7 @@ class Worker:
         """The result of ``job`` (a picklable function) in the process.
 
         Raises what the job raises if that is a :class:`SplitfleetError`, else :class:`ConversionError`; its
-        ``details["log"]`` is the end of what was printed.
+        ``details["log"]`` is the end of what was printed, ``details["died"]`` is set where the process died of the job.
         """
         connection = self._started()
         try:
@@ -106,7 +106,9 @@ class Worker:
         else:
             cause = f"ended with exit code {code}"
         last = log.strip().rpartition("\n")[2]
-        return ConversionError(f"the worker process {cause}" + (f"; its last words: {last}" if last else ""), log=log)
+        return ConversionError(
+            f"the worker process {cause}" + (f"; its last words: {last}" if last else ""), log=log, died=True
+        )
 
     def _printed(self) -> str:
         if self._log is None:

@@ -22,7 +22,7 @@ from converters.outline import Outline
 from converters.precision import Precision, checked_request
 from converters.recipe import Recipe
 from converters.worker import Worker
-from edge_sdk.errors import ConfigError
+from edge_sdk.errors import ConfigError, ConversionError
 
 T = TypeVar("T")
 _Wanted = tuple[int, Precision, float | None]
@@ -73,7 +73,16 @@ class Workshop:
             if ready is not None:
                 return _finished(ready)
         wanted = (k, precision, max_error)
-        return self._submit(recipe, wanted, lambda worker: worker.run(jobs.build, self._cache, recipe, *wanted))
+        return self._submit(recipe, wanted, lambda worker: self._build(worker, recipe, *wanted))
+
+    def _build(self, worker: Worker, recipe: Recipe, k: int, precision: Precision, max_error: float | None) -> Path:
+        try:
+            return worker.run(jobs.build, self._cache, recipe, k, precision, max_error)
+        except ConversionError as error:
+            if precision != "auto" or not error.details.get("died"):
+                raise
+            # Calibrating int8 is where TensorFlow Lite crashes, and "auto" is to find what works.
+            return worker.run(jobs.build, self._cache, recipe, k, precision, max_error, int8_failed=error.message)
 
     def close(self, *, wait: bool = True) -> None:
         """End the processes, after they have finished what was asked for, or (not ``wait``) at once."""

@@ -197,3 +197,50 @@ def spectrum() -> Any:
 
 def signal_samples() -> dict[str, np.ndarray[Any, Any]]:
     return {"signal": np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)}
+
+
+def outliers() -> Any:
+    """A model whose first layer makes one value in a thousand huge, which the second one takes away again."""
+    import keras
+    from keras import layers
+
+    signal_in = keras.Input((8,), name="signal")
+    wide = layers.Dense(64, activation="relu", name="wide")
+    narrow = layers.Dense(8, activation="tanh", name="narrow")
+    model = keras.Model(signal_in, layers.Dense(2, name="scores")(narrow(wide(signal_in))), name="outliers")
+    rng = np.random.default_rng(0)
+    kernel, back = rng.normal(size=(8, 64)), rng.normal(size=(64, 8)) * 0.1
+    kernel[:, 0] *= 3000.0
+    back[0] = 0.0
+    wide.set_weights([kernel, np.zeros(64)])
+    narrow.set_weights([back, np.zeros(8)])
+    return model
+
+
+def outlier_samples() -> dict[str, np.ndarray[Any, Any]]:
+    return {"signal": np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)}
+
+
+def dead() -> Any:
+    """A layer whose values are always zero, and so have no range that int8 could be spread over."""
+    import keras
+    from keras import layers
+
+    image = keras.Input((8, 8, 2), name="image")
+    x = layers.Conv2D(4, 3, name="first")(image)
+    x = layers.Conv2D(4, 3, name="second")(layers.ReLU(name="nothing")(x - 1e4))
+    return keras.Model(image, layers.Dense(2, name="scores")(layers.Flatten()(x)), name="dead")
+
+
+def dead_samples() -> dict[str, np.ndarray[Any, Any]]:
+    return {"image": np.random.default_rng(1).normal(size=(10, 8, 8, 2)).astype(np.float32)}
+
+
+def overflow() -> Any:
+    """Infinite in the middle, finite in the end: TensorFlow Lite crashes when it is to find a range for that."""
+    import keras
+    from keras import layers
+
+    signal_in = keras.Input((16,), name="signal")
+    x = keras.ops.exp(layers.Dense(8, name="steep", kernel_initializer="ones")(signal_in) * 100.0)
+    return keras.Model(signal_in, layers.Dense(2, name="scores")(1.0 / (1.0 + x)), name="overflow")
