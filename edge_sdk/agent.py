@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.channel import Channel
 from edge_sdk.errors import (
     DeviceUnreachableError,
+    DoesNotFitError,
     PeerUnreachableError,
     SplitfleetError,
     UnknownBundleError,
@@ -32,10 +33,11 @@ from edge_sdk.evaluation_run import check_run, execute, open_inputs
 from edge_sdk.head import Head
 from edge_sdk.inference import Inference
 from edge_sdk.memory import measure
-from edge_sdk.protocol import HEARTBEAT_S, Emulation, Heartbeat, Install, InstallReport, Register, Run
+from edge_sdk.protocol import HEARTBEAT_S, Emulation, Heartbeat, Install, InstallReport, Register, Resources, Run
 from edge_sdk.repository_client import RepositoryClient
 from edge_sdk.resources import detect
 from edge_sdk.runtime import choose_runtime, runtime_version
+from edge_sdk.sizes import format_size
 from edge_sdk.store import DeviceStore
 from edge_sdk.wire import Message, Tensor
 
@@ -123,7 +125,7 @@ class Agent:
         settings = self._settings
         registration = Register(
             device_id=settings.device_id,
-            resources=detect(),
+            resources=self._resources(),
             model_ram_bytes=settings.model_ram_bytes,
             profile=settings.profile,
             emulation=settings.emulation,
@@ -135,6 +137,12 @@ class Agent:
         logger.info("registered at %s as %s", settings.server, settings.device_id)
         heartbeat_s = answer.get("heartbeat_s")
         return heartbeat_s if isinstance(heartbeat_s, float) and 0 < heartbeat_s <= 60 else HEARTBEAT_S
+
+    def _resources(self) -> Resources:
+        """The runtime that heads run with comes first: the server plans with it."""
+        resources = detect()
+        own = {self._runtime: runtime_version(self._runtime)}
+        return replace(resources, runtimes=own | resources.runtimes)
 
     def _ask(self, channel: Channel, request: Register | Heartbeat) -> dict[str, Any]:
         answer = channel.begin_call(request, timeout_s=CALL_TIMEOUT_S)
@@ -167,6 +175,7 @@ class Agent:
         if has_head:
             peak_bytes = measure(bundle.head_path, runtime=self._runtime, stop=self._stop).peak_bytes
             self._advance()
+            _require_fit(peak_bytes, request.memory_limit_bytes, bundle.digest)
         self._load(bundle)
         self._store.activate(bundle.digest)
         logger.info("installed bundle %s", bundle.digest[:12])
@@ -222,6 +231,16 @@ class Agent:
         self._progress += 1
         if self._stop.is_set():
             raise DeviceUnreachableError(f"device {self._settings.device_id} shuts down")
+
+
+def _require_fit(peak_bytes: int, limit_bytes: int | None, digest: str) -> None:
+    if limit_bytes is not None and peak_bytes > limit_bytes:
+        raise DoesNotFitError(
+            f"the head of bundle {digest[:12]} grows a process by {format_size(peak_bytes)} on this device, "
+            f"its memory budget is {format_size(limit_bytes)}",
+            peak_bytes=peak_bytes,
+            memory_limit_bytes=limit_bytes,
+        )
 
 
 def _own_version() -> str:

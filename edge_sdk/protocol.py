@@ -86,7 +86,7 @@ class Emulation(Body):
 
 @dataclass(frozen=True, kw_only=True)
 class Resources(Body):
-    """What a device reports of itself, live."""
+    """What a device reports of itself, live. ``runtimes``: name -> version, first the one that it runs heads with."""
 
     ram_bytes: int
     ram_available_bytes: int
@@ -203,12 +203,14 @@ class PutBlob(Body):
 class Install(Body):
     """The allocation instruction: fetch this bundle's manifest and head, check, warm, measure, hold ready.
 
-    ``repository`` is the endpoint to fetch from; ``None``: the server that sent the instruction.
+    ``repository`` is the endpoint to fetch from; ``None``: the server that sent the instruction. A head that
+    is measured to grow a process by more than ``memory_limit_bytes`` is refused.
     """
 
     method: ClassVar[str] = "device.install"
     bundle: str
     repository: str | None = None
+    memory_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

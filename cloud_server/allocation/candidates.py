@@ -28,8 +28,8 @@ class Candidates(Protocol):
         """The names of the task's models."""
         ...
 
-    def choose(self, model: str, budget_bytes: int) -> ChosenCut | NoCut:
-        """Where the memory model cuts for a memory budget; may have to load the model first."""
+    def choose(self, model: str, budget_bytes: int, runtime: str) -> ChosenCut | NoCut:
+        """Where the memory model cuts for the budget of a device with ``runtime``; may have to load the model first."""
         ...
 
     def build(self, model: str, k: int) -> Bundle:
@@ -60,8 +60,8 @@ class WorkshopCandidates:
     def models(self) -> Sequence[str]:
         return tuple(self._recipes)
 
-    def choose(self, model: str, budget_bytes: int) -> ChosenCut | NoCut:
-        return self._memory_model(self._workshop.outline(self._recipes[model]).result(), budget_bytes)
+    def choose(self, model: str, budget_bytes: int, runtime: str) -> ChosenCut | NoCut:
+        return self._memory_model(self._workshop.outline(self._recipes[model]).result(), budget_bytes, runtime)
 
     def build(self, model: str, k: int) -> Bundle:
         future: Future[Path] = self._workshop.build(self._recipes[model], k)

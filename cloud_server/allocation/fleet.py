@@ -52,8 +52,11 @@ class Fleet(Protocol):
         """Put arrays (N, …) into the repository, each as a ``.npy`` blob; returns the blobs by input name."""
         ...
 
-    def install(self, device_id: str, digest: str) -> InstallReport:
-        """Have a device fetch, check, warm and hold ready a published bundle."""
+    def install(self, device_id: str, digest: str, *, memory_limit_bytes: int | None = None) -> InstallReport:
+        """Have a device fetch, check, warm and hold ready a published bundle.
+
+        Raises :class:`DoesNotFitError` too, when its head grows a process by more than the limit there.
+        """
         ...
 
     def run(

@@ -20,7 +20,7 @@ from cloud_server.allocation.core import Allocator
 from cloud_server.allocation.evaluator import Accuracy, Labelled, evaluation, measure_accuracy, measure_latency, publish
 from cloud_server.allocation.fleet import Fleet
 from cloud_server.allocation.means import Means
-from cloud_server.allocation.memory_model import NoCut
+from cloud_server.allocation.memory_model import NoCut, runtime_of
 from cloud_server.allocation.publisher import Publisher
 from cloud_server.allocation.settings import AllocationSettings
 from cloud_server.allocation.trial import Draw, Evaluation, Failure, Placement, Trial, TrialState
@@ -93,12 +93,17 @@ class Loop:
         emulated = any(state.registration.emulation for state in self._states.values())
         return list(map(measure, items) if emulated else pool.map(measure, items))
 
-    def deploy(self, device_id: str, trial_id: int, bundle: Bundle) -> Deployed:
-        """Install a bundle on a device and run the validation set. Raises :class:`SplitfleetError`."""
+    def deploy(
+        self, device_id: str, trial_id: int, bundle: Bundle, *, memory_limit_bytes: int | None = None
+    ) -> Deployed:
+        """Install a bundle on a device, which refuses a head above the limit, and run the validation set.
+
+        Raises :class:`SplitfleetError`.
+        """
         self._observer.progress(device_id, "publishing the bundle")
         self.publisher.publish(bundle)
         self._observer.progress(device_id, "installing")
-        install = self._fleet.install(device_id, bundle.digest)
+        install = self._fleet.install(device_id, bundle.digest, memory_limit_bytes=memory_limit_bytes)
         accuracy = measure_accuracy(
             self._fleet, device_id, bundle, self._validation, self._means.data.metric, self._told(device_id, "accuracy")
         )
@@ -140,7 +145,10 @@ class Loop:
                     candidate = self._core.ask_again(candidate.device_id)
                 continue
             if isinstance(built, Bundle):
-                deployed = self._attempt(partial(self.deploy, candidate.device_id, trial_id, built))
+                limit = self._budget_bytes(candidate) if self._means.settings.memory_model == "peak" else None
+                deployed = self._attempt(
+                    partial(self.deploy, candidate.device_id, trial_id, built, memory_limit_bytes=limit)
+                )
                 if isinstance(deployed, Deployed):
                     return candidate, deployed
                 self._end(candidate, deployed)
@@ -162,7 +170,8 @@ class Loop:
 
     def _build(self, draw: Draw, trial_id: int) -> Bundle | NoCut:
         self._observer.progress(draw.device_id, f"choosing the cut of {draw.model}")
-        chosen = self._means.candidates.choose(draw.model, self._budget_bytes(draw))
+        runtime = runtime_of(self._states[draw.device_id].registration.resources)
+        chosen = self._means.candidates.choose(draw.model, self._budget_bytes(draw), runtime)
         if isinstance(chosen, NoCut):
             return chosen
         self._observer.progress(draw.device_id, f"converting {draw.model}, cut {chosen.k} of {chosen.n}")

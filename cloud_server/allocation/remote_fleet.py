@@ -96,8 +96,9 @@ class RemoteFleet:
                 self._repository.put(blobs[name], path)
         return blobs
 
-    def install(self, device_id: str, digest: str) -> InstallReport:
-        return InstallReport.from_body(self._call(device_id, Install(bundle=digest)).body)
+    def install(self, device_id: str, digest: str, *, memory_limit_bytes: int | None = None) -> InstallReport:
+        request = Install(bundle=digest, memory_limit_bytes=memory_limit_bytes)
+        return InstallReport.from_body(self._call(device_id, request).body)
 
     def run(
         self,

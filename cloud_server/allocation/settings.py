@@ -10,7 +10,7 @@ from edge_sdk.errors import ConfigError
 
 LatencyStatistic = Literal["mean", "p50", "p95"]
 Redraw = Literal["failing", "worst"]
-MemoryModelName = Literal["cumulative"]
+MemoryModelName = Literal["peak", "cumulative"]
 
 LATENCY_STATISTICS: tuple[LatencyStatistic, ...] = get_args(LatencyStatistic)
 REDRAWS: tuple[Redraw, ...] = get_args(Redraw)
@@ -37,9 +37,11 @@ class Thresholds:
 class AllocationSettings:
     """One allocation as asked for.
 
-    ``devices``: ids of those to allocate, empty for all that are registered. ``max_rounds``: ``None`` goes on until
-    each device has its allocation or has had every model. ``device_timeout_s``: how long a device may be silent or
-    make no progress. ``baselines``: measure cloud-only and edge-only beside each accepted split.
+    ``devices``: ids of those to allocate, empty for all that are registered. ``memory_model``: whether a budget bounds
+    what a process grows by (``peak``; a device refuses a head that is measured above it) or the sum of layer sizes
+    (``cumulative``). ``max_rounds``: ``None`` goes on until each device has its allocation or has had every model.
+    ``device_timeout_s``: how long a device may be silent or make no progress. ``baselines``: measure cloud-only and
+    edge-only beside each accepted split.
     """
 
     task: str
@@ -47,7 +49,7 @@ class AllocationSettings:
     devices: tuple[str, ...] = ()
     latency_samples: int = 100
     redraw: Redraw = "failing"
-    memory_model: MemoryModelName = "cumulative"
+    memory_model: MemoryModelName = "peak"
     max_rounds: int | None = None
     device_timeout_s: float = 60.0
     seed: int = 0

@@ -158,7 +158,13 @@ def run_demo(home: Home, *, seed: int, say: Callable[[str], None], observer: Obs
             say(f"   {WHY_SO_LITTLE}")
             say("3. Allocating: each device draws a model until it meets the thresholds")
             settings = AllocationSettings(
-                task=TASK, thresholds=THRESHOLDS, latency_samples=LATENCY_SAMPLES, seed=seed, baselines=True
+                task=TASK,
+                thresholds=THRESHOLDS,
+                latency_samples=LATENCY_SAMPLES,
+                # The zoo's models are so small that any process could take them whole.
+                memory_model="cumulative",
+                seed=seed,
+                baselines=True,
             )
             allocation = run_allocation(
                 settings, endpoint=endpoint, registry_url=home.registry_url, home=home, observer=observer

@@ -17,7 +17,7 @@ from cloud_server.allocation.metrics import accuracy
 from cloud_server.allocation.task_data import TaskData
 from cloud_server.registry import Registry
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import UnknownBundleError
+from edge_sdk.errors import DoesNotFitError, UnknownBundleError
 from edge_sdk.manifest import CrossingSpec, Cut, FileEntry, InputSpec, Manifest, ModelRef, OutputSpec
 from edge_sdk.protocol import DeviceState, Emulation, InstallReport, Register, Resources
 from zoo_keras.samples import Samples
@@ -86,9 +86,11 @@ class FakeCandidates:
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     broken: Mapping[str, Exception] = field(default_factory=dict)
     built: list[tuple[str, int]] = field(default_factory=list)
+    runtimes: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def choose(self, model: str, budget_bytes: int) -> ChosenCut | NoCut:
+    def choose(self, model: str, budget_bytes: int, runtime: str) -> ChosenCut | NoCut:
+        self.runtimes.append(runtime)
         layer = self.layer_bytes.get(model, BYTES_OF_A_LAYER)
         k = min(budget_bytes // layer, N)
         if k == 0:
@@ -129,6 +131,8 @@ class FakeFleet:
     loaded: set[str] = field(default_factory=set)
     published: list[str] = field(default_factory=list)
     installed: dict[str, str] = field(default_factory=dict)
+    memory_limits: list[int | None] = field(default_factory=list)
+    refused: int = 0
     inputs: dict[str, Samples] = field(default_factory=dict)
     was_closed: threading.Event = field(default_factory=threading.Event)
     latency_runs: list[str] = field(default_factory=list)
@@ -153,7 +157,10 @@ class FakeFleet:
         self.inputs[samples.digest] = samples
         return {"image": samples.digest}
 
-    def install(self, device_id: str, digest: str) -> InstallReport:
+    def install(self, device_id: str, digest: str, *, memory_limit_bytes: int | None = None) -> InstallReport:
+        self.memory_limits.append(memory_limit_bytes)
+        if len(self.memory_limits) <= self.refused:
+            raise DoesNotFitError("its head is too large")
         if digest not in self.loaded:
             raise UnknownBundleError(f"no bundle {digest}")
         self.installed[device_id] = digest

@@ -112,6 +112,27 @@ def test_a_good_candidate_is_accepted_and_recorded(
     assert result.run.state is RunState.ACCEPTED
 
 
+def test_under_the_peak_rule_a_device_may_refuse(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, candidates: Candidates, recorder: Recorder
+) -> None:
+    """The budget goes along with the bundle; what the device measures above it does not fit, and another is drawn."""
+    fleet = make_fleet(good, make_state("x", budget=222))
+    fleet.refused = 2
+    result = run(fleet, memory_model="peak")
+    assert fleet.memory_limits == [222] * 3
+    assert set(candidates.runtimes) == {"litert"}
+    (device,) = result.devices
+    assert device.state is OutcomeState.ACCEPTED
+    states = [trial.state for trial in recorder.trials]
+    assert states == [TrialState.DOES_NOT_FIT, TrialState.DOES_NOT_FIT, TrialState.ACCEPTED]
+
+
+def test_the_cumulative_rule_limits_no_process(run: Allocate, make_fleet: MakeFleet, make_state: MakeState) -> None:
+    fleet = make_fleet(good, make_state("x", budget=222))
+    run(fleet, memory_model="cumulative")
+    assert fleet.memory_limits == [None]
+
+
 def test_who_falls_short_draws_anew_and_unused_tails_are_unloaded(
     run: Allocate, make_fleet: MakeFleet, make_state: MakeState, registry: Registry
 ) -> None:

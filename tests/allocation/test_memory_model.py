@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_server.allocation.memory_model import MODELS, ChosenCut, NoCut
+from cloud_server.allocation.memory_model import MODELS, ChosenCut, NoCut, runtime_of
 from cloud_server.allocation.settings import MEMORY_MODELS
 from converters.cuts import CutPoint
 from converters.memory import OperationMemory
 from converters.outline import Outline
+from edge_sdk.protocol import Resources
 
 SIZES = (2_000_000, 4_000_000, 6_000_000)
 
@@ -44,6 +45,8 @@ def outline(*, legal: tuple[int, ...] = (1, 2)) -> Outline:
             )
             for k in (1, 2)
         ),
+        # Memory need not grow with the cut: what is returned is no longer shared.
+        peak_bytes={"litert": (5_000_000, 7_000_000, 6_000_000), "tflite-runtime": (3_000_000, 4_000_000, 4_500_000)},
     )
 
 
@@ -64,7 +67,7 @@ def test_every_memory_model_that_can_be_named_is_there() -> None:
 def test_cumulative_chooses_the_cut_of_the_classic_rule(
     budget: int, legal: tuple[int, ...], k: int, predicted: int
 ) -> None:
-    assert MODELS["cumulative"](outline(legal=legal), budget) == ChosenCut(
+    assert MODELS["cumulative"](outline(legal=legal), budget, "litert") == ChosenCut(
         k=k, n=3, cut=f"layer_{k}", predicted_bytes=predicted, whole_bytes=12_000_000
     )
 
@@ -73,6 +76,44 @@ def test_cumulative_chooses_the_cut_of_the_classic_rule(
     ("budget", "legal", "needs"), [(1_000_000, (1, 2), "2 MB"), (5_000_000, (2,), "6 MB"), (5_000_000, (), "12 MB")]
 )
 def test_what_does_not_fit_says_what_it_would_need(budget: int, legal: tuple[int, ...], needs: str) -> None:
-    chosen = MODELS["cumulative"](outline(legal=legal), budget)
+    chosen = MODELS["cumulative"](outline(legal=legal), budget, "litert")
     assert isinstance(chosen, NoCut)
     assert chosen.reason.startswith(f"its smallest head needs {needs} by the cumulative rule")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "budget", "legal", "k", "predicted"),
+    [
+        ("litert", 5_500_000, (1, 2), 1, 5_000_000),
+        ("litert", 6_000_000, (1, 2), 3, 6_000_000),
+        ("tflite-runtime", 4_000_000, (1, 2), 2, 4_000_000),
+        ("tflite-runtime", 4_000_000, (1,), 1, 3_000_000),
+    ],
+)
+def test_peak_chooses_the_deepest_cut_that_fits_with_the_runtime(
+    runtime: str, budget: int, legal: tuple[int, ...], k: int, predicted: int
+) -> None:
+    whole = {"litert": 6_000_000, "tflite-runtime": 4_500_000}[runtime]
+    assert MODELS["peak"](outline(legal=legal), budget, runtime) == ChosenCut(
+        k=k, n=3, cut=f"layer_{k}", predicted_bytes=predicted, whole_bytes=whole
+    )
+
+
+def test_peak_names_the_smallest_head() -> None:
+    chosen = MODELS["peak"](outline(legal=(2,)), 3_500_000, "tflite-runtime")
+    assert isinstance(chosen, NoCut)
+    assert "tflite-runtime by 4 MB, the budget is 3.5 MB" in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "expected"),
+    [
+        ({"litert": "2", "tflite-runtime": "2.14"}, "litert"),
+        ({"tflite-runtime": "2.14", "litert": "2"}, "tflite-runtime"),
+        ({"strange": "1", "tflite-runtime": "2.14"}, "tflite-runtime"),
+        ({}, "litert"),
+    ],
+)
+def test_a_device_runs_heads_with_the_first_runtime_that_it_names(runtimes: dict[str, str], expected: str) -> None:
+    resources = Resources(ram_bytes=1, ram_available_bytes=1, cores=1, architecture="x86_64", runtimes=runtimes)
+    assert runtime_of(resources) == expected

@@ -58,8 +58,8 @@ def test_a_task_has_its_data(find: Callable[[str], TaskData]) -> None:
 
 
 def test_a_budget_chooses_the_cut_and_a_bundle_is_built_of_it(candidates: WorkshopCandidates) -> None:
-    assert isinstance(candidates.choose(MODEL, 10), NoCut)
-    chosen = candidates.choose(MODEL, 20_000)
+    assert isinstance(candidates.choose(MODEL, 10, "litert"), NoCut)
+    chosen = candidates.choose(MODEL, 20_000, "litert")
     assert isinstance(chosen, ChosenCut)
     assert 0 < chosen.k < chosen.n
     assert chosen.predicted_bytes <= 20_000 < chosen.whole_bytes

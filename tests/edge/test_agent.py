@@ -13,6 +13,7 @@ import pytest
 from edge_sdk import SplitClient
 from edge_sdk.errors import UnknownMethodError
 from edge_sdk.protocol import Install, InstallReport, Register, Run, RunReport
+from edge_sdk.runtime import choose_runtime
 from edge_sdk.wire import Message, MessageType
 
 
@@ -174,6 +175,24 @@ def test_install_and_run(server, start_agent, wait_until, bundles, images):
     assert InstallReport.from_body(server.call(Install(bundle=digest)).body).fetched_bytes == 0
     server.call(Run(bundle=digest, inputs=inputs, first=0, count=1))
     assert len(server.repository.fetched) == fetched
+
+
+def test_a_head_above_its_memory_limit_is_refused_before_it_serves(server, start_agent, wait_until, bundles, images):
+    """What was installed before goes on."""
+    split, whole = (server.repository.add_bundle(bundles / name) for name in ("split", "whole"))
+    start_agent(server.peer.endpoint)
+    resources = _registered(server, wait_until).resources
+    peak_bytes = InstallReport.from_body(server.call(Install(bundle=split)).body).peak_bytes
+    refused = server.call(Install(bundle=whole, memory_limit_bytes=peak_bytes // 10))
+    assert refused.type is MessageType.ERROR
+    assert refused.body["code"] == "DOES_NOT_FIT"
+    assert "its memory budget is" in refused.body["message"]
+    assert refused.body["details"]["memory_limit_bytes"] == peak_bytes // 10
+    assert refused.body["details"]["peak_bytes"] > peak_bytes // 10
+    answer = server.call(Run(bundle=split, inputs={"image": _npy(server, images)}, first=0, count=3))
+    assert answer.type is MessageType.REPLY
+    assert server.call(Install(bundle=whole, memory_limit_bytes=10 * peak_bytes)).type is MessageType.REPLY
+    assert next(iter(resources.runtimes)) == choose_runtime()
 
 
 def test_cloud_only_and_edge_only_run_by_the_same_code(server, start_agent, wait_until, bundles, images):

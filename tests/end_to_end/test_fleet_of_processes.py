@@ -51,7 +51,8 @@ def test_allocate_infer_restart_stop(commands: Any) -> None:
     wait_for_devices(commands)
 
     document = commands.json(
-        commands.cloud, "allocate", "--server", endpoint, "--task", "fashion-mnist", "--min-accuracy", "0.85",
+        commands.cloud, "allocate", "--server", endpoint, "--task", "fashion-mnist", "--memory-model", "cumulative",
+        "--min-accuracy", "0.85",
         "--latency-samples", "20", "--seed", "3",
     )  # fmt: skip
     devices = {device["device_id"]: device["allocation"] for device in document["devices"]}
@@ -114,7 +115,8 @@ def test_nothing_meets_the_thresholds(commands: Any) -> None:
     while not commands.json(commands.cloud, "devices", "list")["devices"]:
         assert time.monotonic() < deadline
     result = commands.run(
-        commands.cloud, "allocate", "--server", endpoint, "--task", "fashion-mnist", "--min-accuracy", "0.8", "--json",
+        commands.cloud, "allocate", "--server", endpoint, "--task", "fashion-mnist", "--memory-model", "cumulative",
+        "--min-accuracy", "0.8", "--json",
         exit_code=3,
     )  # fmt: skip
     assert "attic" in result.stderr
