@@ -17,6 +17,7 @@ from typing import NoReturn, Self
 from cloud_server.allocation.settings import AllocationSettings
 from cloud_server.home import Home
 from edge_sdk.errors import SplitfleetError
+from edge_sdk.keys import CurveKeys
 
 _END_WITHIN_S = 10.0
 
@@ -24,10 +25,19 @@ _END_WITHIN_S = 10.0
 class AllocatorProcess:
     """A context manager: the process runs from entering until the allocation ended, at most until leaving."""
 
-    def __init__(self, settings: AllocationSettings, *, endpoint: str, registry_url: str, home: Home) -> None:
+    def __init__(
+        self,
+        settings: AllocationSettings,
+        *,
+        endpoint: str,
+        registry_url: str,
+        home: Home,
+        keys: CurveKeys | None = None,
+    ) -> None:
+        """``keys``: an operator's, where the server has CURVE on; they reach the process through a pipe."""
         # Spawned: a fork would inherit the server's sockets and locks, but not the threads that use them.
         self._process = multiprocessing.get_context("spawn").Process(
-            target=_run, args=(settings, endpoint, registry_url, home), name="allocator"
+            target=_run, args=(settings, endpoint, registry_url, home, keys), name="allocator"
         )
 
     def __enter__(self) -> Self:
@@ -48,7 +58,7 @@ class AllocatorProcess:
         self._process.close()
 
 
-def _run(settings: AllocationSettings, endpoint: str, registry_url: str, home: Home) -> None:
+def _run(settings: AllocationSettings, endpoint: str, registry_url: str, home: Home, keys: CurveKeys | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt_once)
 
@@ -67,6 +77,7 @@ def _run(settings: AllocationSettings, endpoint: str, registry_url: str, home: H
                 home=home,
                 observer=progress,
                 wait_for_devices=True,
+                keys=keys,
             )
         console.print(allocation_table(result))
         result.raise_if_incomplete()

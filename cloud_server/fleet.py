@@ -167,10 +167,13 @@ class Fleet:
         """All calls that have no end yet."""
         return [relay for relay in self._relays.values() if not relay.request.ended]
 
-    def answered(self, relay_id: int) -> Relay | None:
-        """Close and return the call that an answer belongs to; ``None``: it ended before, the answer is late."""
+    def answered(self, relay_id: int, *, by: str | None = None) -> Relay | None:
+        """Close and return the call that an answer belongs to; ``None``: it ended before, the answer is late.
+
+        ``by``: the device that answered, where that is known; the call of another one is not its to end.
+        """
         relay = self._relays.get(relay_id)
-        if relay is None:
+        if relay is None or (by is not None and by != relay.device_id):
             return None
         self._forget(relay)
         return None if relay.request.ended else relay

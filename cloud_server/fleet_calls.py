@@ -13,7 +13,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Protocol
 
+from cloud_server.allow_list import Holder
 from cloud_server.fleet import Ended, Fleet
+from cloud_server.guard import Guard
 from cloud_server.lanes import Lane, log_failure
 from cloud_server.ledger import Request
 from cloud_server.router import Delivery
@@ -37,10 +39,15 @@ class DeviceRegistry(Protocol):
 class FleetCalls:
     """Devices that register, and calls that are relayed to them."""
 
-    def __init__(self, switchboard: Switchboard, fleet: Fleet, registry: DeviceRegistry) -> None:
+    def __init__(
+        self, switchboard: Switchboard, fleet: Fleet, registry: DeviceRegistry, guard: Guard | None = None
+    ) -> None:
         self._switchboard = switchboard
         self._fleet = fleet
         self._registry = registry
+        self._guard = guard
+        # By device id, the key that it registered with.
+        self._keys: dict[str, str | None] = {}
         self._recording = Lane("registry", capacity=1024)
         self._version = version("splitfleet")
         self._marked_at = switchboard.clock()
@@ -58,13 +65,21 @@ class FleetCalls:
     def lanes(self) -> tuple[Lane, ...]:
         return (self._recording,)
 
-    def forward(self, message: Message) -> None:
-        """A REPLY or an ERROR came in: it ends the call that it answers, or it is late."""
-        relay = self._fleet.answered(message.request_id)
+    def forward(self, message: Message, holder: Holder | None = None) -> None:
+        """A REPLY or an ERROR came in: it ends the call that it answers, or it is late.
+
+        Where CURVE is on, ``holder`` sent it; only the device that was asked may answer.
+        """
+        by = None if holder is None else holder.device_id
+        relay = self._fleet.answered(message.request_id, by=by)
         if relay is None:
             self._switchboard.dropped["late answers"] += 1
         else:
             self._switchboard.end(relay.request, replace(message, request_id=relay.request.id))
+
+    def leave(self, peer: bytes) -> None:
+        """What is connected by that routing id is not allowed any more: nobody need wait for its answers."""
+        self._fail(self._fleet.lost(peer))
 
     def sweep(self) -> None:
         """To be called several times a second: end the calls of devices that are gone or stuck."""
@@ -93,6 +108,7 @@ class FleetCalls:
 
         def recorded(_: None) -> None:
             # Only now: whoever sees a device in the fleet finds it in the registry too.
+            self._keys[registration.device_id] = request.key
             self._fail(self._fleet.register(registration, request.peer))
             self._switchboard.reply(request, {"heartbeat_s": HEARTBEAT_S, "version": self._version})
 
@@ -108,6 +124,9 @@ class FleetCalls:
 
     def _call(self, request: Request, message: Message) -> None:
         call = CallDevice.from_body(message.body)
+        key = self._keys.get(call.device_id)
+        if self._guard is not None and key is not None and self._guard.holder(key) is None:
+            raise DeviceUnreachableError(f"the key of device {call.device_id} is not allowed any more")
         relay, routing_id = self._fleet.open(call, request)
         inner = Message(
             type=MessageType.CALL,

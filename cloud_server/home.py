@@ -52,6 +52,15 @@ class Home:
         return self.path / "library"
 
     @property
+    def keys(self) -> Path:
+        """The server's own key, and the keys that it allows."""
+        return self.path / "keys"
+
+    @property
+    def allowed_keys(self) -> Path:
+        return self.keys / "allowed"
+
+    @property
     def tails(self) -> Path:
         """SavedModels laid out for the tail engines."""
         return self.path / "tails"

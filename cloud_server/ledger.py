@@ -17,7 +17,9 @@ _COMPACT_ABOVE = 256
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Request:
-    """One INFER or CALL under way. ``peer`` is the routing id to answer to; times are in s of the server's clock."""
+    """One INFER or CALL under way. ``peer`` is the routing id to answer to, ``key`` the public key that asks, where
+    CURVE is on; times are in s of the server's clock.
+    """
 
     peer: bytes
     id: int
@@ -25,6 +27,7 @@ class Request:
     received_at: float
     deadline: float | None
     ended: bool = False
+    key: str | None = None
 
     def is_over(self, now: float) -> bool:
         """Whether work for it would be in vain. May be asked from any thread."""
@@ -49,10 +52,10 @@ class Ledger:
     def __iter__(self) -> Iterator[Request]:
         return iter(tuple(self._open.values()))
 
-    def begin(self, peer: bytes, message: Message, now: float) -> Request | None:
+    def begin(self, peer: bytes, message: Message, now: float, *, key: str | None = None) -> Request | None:
         """The request that ``message`` opens; ``None`` when that peer has one under way with the same id."""
-        key = (peer, message.request_id)
-        if key in self._open:
+        place = (peer, message.request_id)
+        if place in self._open:
             return None
         deadline = None if message.budget_s is None else now + message.budget_s
         request = Request(
@@ -61,8 +64,9 @@ class Ledger:
             method=message.method or message.type.name,
             received_at=now,
             deadline=deadline,
+            key=key,
         )
-        self._open[key] = request
+        self._open[place] = request
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, next(self._order), request))
         return request

@@ -1,4 +1,4 @@
-"""The ROUTER socket: bound once, owned by one thread, never blocking.
+"""The ROUTER socket: bound once, owned by one thread, never blocking; open to other machines only with CURVE on.
 
 Framing is ``edge_sdk.wire``'s; what messages mean is the server's.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
+from cloud_server.curve import ServerCurve
 from edge_sdk.errors import ConfigError
 from edge_sdk.wire import MAX_TENSOR_BYTES, Message, encode
 
@@ -20,7 +23,18 @@ HEARTBEAT_TTL_MS = 15_000
 # How much one peer may have queued in either direction before it is held back, or counted as not reading.
 QUEUED_MESSAGES = 256
 LINGER_MS = 1000
-_TCP = re.compile(r"tcp://[^/\s]+:(\*|\d+)")
+_TCP = re.compile(r"tcp://([^/\s]+):(\*|\d+)")
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
+
+
+class Arrival(NamedTuple):
+    """A message that came in: the routing id of its peer, its frames, and the public key of its connection (CURVE)."""
+
+    peer: bytes
+    frames: list[bytes]
+    key: str | None
 
 
 class Delivery(Enum):
@@ -34,17 +48,27 @@ class Delivery(Enum):
 class Router:
     """A ROUTER bound to ``endpoint``; the property of the same name tells the port that was picked for ``*``.
 
-    Raises :class:`ConfigError` when it cannot be bound there.
+    ``guard`` is that of ``curve``; there is none without.
+
+    Raises :class:`ConfigError` when it cannot be bound there, or must not be, since it would ask nobody who they are.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, *, curve: ServerCurve | None = None) -> None:
         tcp = _TCP.fullmatch(endpoint)
         # ZeroMQ would take port 70000 for 4464.
-        if not (tcp and (tcp[1] == "*" or int(tcp[1]) < 2**16)) and not endpoint.startswith("ipc://"):
+        if not (tcp and (tcp[2] == "*" or int(tcp[2]) < 2**16)) and not endpoint.startswith("ipc://"):
             raise ConfigError(
                 f"{endpoint!r} is no endpoint to bind to: expected tcp://ADDRESS:PORT (PORT may be *) or ipc://PATH"
             )
+        if tcp and curve is None and not _is_loopback(tcp[1]):
+            raise ConfigError(
+                f"{endpoint} is open to other machines, and without CURVE the server would ask nobody who they are: "
+                "make its key with 'splitfleet keys server new' and name it with --key, or bind to "
+                f"tcp://127.0.0.1:{tcp[2]}"
+            )
+        self.guard = None if curve is None else curve.guard
         self._context = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
@@ -59,6 +83,8 @@ class Router:
             (zmq.LINGER, LINGER_MS),
         ):
             self.socket.setsockopt(option, value)
+        if curve is not None:
+            self._authenticator = curve.secure(self._context, self.socket)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -73,13 +99,17 @@ class Router:
             ) from None
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def receive(self) -> tuple[bytes, list[bytes]] | None:
-        """The routing id of a peer and the frames that it sent; ``None`` when nothing is there."""
+    def receive(self) -> Arrival | None:
+        """The next message; ``None`` when nothing is there."""
         try:
-            peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            if self._authenticator is None:
+                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                return Arrival(peer, frames, None)
+            # Only a frame tells whose it is; all of a message come over one connection.
+            first = self.socket.recv(zmq.NOBLOCK, copy=False)
+            return Arrival(first.bytes, self.socket.recv_multipart(zmq.NOBLOCK), str(first.get("User-Id")))
         except zmq.Again:
             return None
-        return peer, frames
 
     def send(self, peer: bytes, message: Message) -> Delivery:
         """Send without waiting. Tensors must not change afterwards. Raises what :func:`~edge_sdk.wire.encode` does."""
@@ -97,4 +127,13 @@ class Router:
     def close(self) -> None:
         """Close the socket; what is queued to peers that read goes out within the linger time."""
         self.socket.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.term()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -15,16 +15,18 @@ from typing import Protocol
 
 import zmq
 
+from cloud_server.allow_list import Holder
 from cloud_server.blob_calls import BlobCalls, Call
 from cloud_server.fleet import Fleet
 from cloud_server.fleet_calls import DeviceRegistry, FleetCalls
+from cloud_server.guard import Guard
 from cloud_server.lanes import Lane
 from cloud_server.ledger import Request
 from cloud_server.router import Router
 from cloud_server.switchboard import Handler, Switchboard, error_message
 from cloud_server.tail_calls import TailCalls
 from cloud_server.tails import TailHost
-from edge_sdk.errors import GoingAwayError, ProtocolError, UnknownMethodError
+from edge_sdk.errors import GoingAwayError, ProtocolError, UnauthorizedError, UnknownMethodError
 from edge_sdk.wire import Message, MessageType, decode, request_id_of
 
 _LOG = logging.getLogger(__name__)
@@ -45,14 +47,22 @@ class Server:
     """A server on ``router``; :meth:`run` serves in the calling thread until :meth:`stop`."""
 
     def __init__(
-        self, router: Router, *, fleet: Fleet, tails: TailHost, blobs: BlobCalls, registry: ServerRegistry
+        self,
+        router: Router,
+        *,
+        fleet: Fleet,
+        tails: TailHost,
+        blobs: BlobCalls,
+        registry: ServerRegistry,
     ) -> None:
         self.endpoint = router.endpoint
         self._router = router
         self._registry = registry
         self._tails = tails
+        # Without one, which takes a router without CURVE, everybody may do everything.
+        self._guard = router.guard
         self._switchboard = Switchboard(router)
-        self._fleet_calls = FleetCalls(self._switchboard, fleet, registry)
+        self._fleet_calls = FleetCalls(self._switchboard, fleet, registry, router.guard)
         self._tail_calls = TailCalls(self._switchboard, tails)
         self._reading = Lane("blob reads", threads=2, capacity=1024)
         self._writing = Lane("blob writes", capacity=1024)
@@ -116,23 +126,31 @@ class Server:
             self._next_sweep = now + _SWEEP_S
             self._fleet_calls.sweep()
 
-    def _receive(self, peer: bytes, frames: list[bytes]) -> None:
+    def _receive(self, peer: bytes, frames: list[bytes], key: str | None) -> None:
+        try:
+            holder = None if self._guard is None else self._guard.identify(key)
+        except UnauthorizedError as error:
+            self._fleet_calls.leave(peer)
+            self._refuse(peer, frames, error)
+            return
         try:
             message = decode(frames)
         except ProtocolError as error:
-            self._refuse(peer, frames, error)
+            self._refuse(peer, frames, error, holder)
             return
         if message.type in (MessageType.INFER, MessageType.CALL):
-            request = self._switchboard.begin(peer, message)
+            request = self._switchboard.begin(peer, message, key=key)
             if request is not None:
-                self._answer(request, message)
+                self._answer(request, message, holder)
         elif message.type in (MessageType.REPLY, MessageType.ERROR):
-            self._fleet_calls.forward(message)
+            self._fleet_calls.forward(message, holder)
         else:
             self.dropped["unexpected results"] += 1
 
-    def _answer(self, request: Request, message: Message) -> None:
+    def _answer(self, request: Request, message: Message, holder: Holder | None) -> None:
         try:
+            if holder is not None:
+                Guard.check(holder, message)
             if self._stopping:
                 raise _stopping()
             self._switchboard.must_be_open(request)
@@ -150,8 +168,13 @@ class Server:
             )
         return handler
 
-    def _refuse(self, peer: bytes, frames: list[bytes], error: ProtocolError) -> None:
-        """A message that breaks the wire format: whoever waits for its answer, or for it as an answer, is told."""
+    def _refuse(
+        self, peer: bytes, frames: list[bytes], error: ProtocolError | UnauthorizedError, holder: Holder | None = None
+    ) -> None:
+        """A message that breaks the wire format: whoever waits for its answer, or for it as an answer, is told.
+
+        One that nobody may send is no answer to anything.
+        """
         request_id = request_id_of(frames)
         if request_id is None:
             self.dropped["malformed messages"] += 1
@@ -159,8 +182,8 @@ class Server:
         refusal = error_message(request_id, error)
         if frames[0][5] in (MessageType.INFER, MessageType.CALL):
             self._switchboard.send(peer, refusal)
-        else:
-            self._fleet_calls.forward(refusal)
+        elif isinstance(error, ProtocolError):
+            self._fleet_calls.forward(refusal, holder)
 
     def _in_lane(self, lane: Lane, calls: Mapping[str, Call]) -> dict[str, Handler]:
         def handle(call: Call, request: Request, message: Message) -> None:

@@ -52,9 +52,9 @@ class Switchboard:
     def next_deadline(self) -> float | None:
         return self._ledger.next_deadline()
 
-    def begin(self, peer: bytes, message: Message) -> Request | None:
+    def begin(self, peer: bytes, message: Message, *, key: str | None = None) -> Request | None:
         """The request that ``message`` opens; ``None``, and counted, when its id is under way already."""
-        request = self._ledger.begin(peer, message, self.clock())
+        request = self._ledger.begin(peer, message, self.clock(), key=key)
         if request is None:
             self.dropped["requests with an id that is under way"] += 1
         return request

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from edge_sdk.bundle import Bundle
     from edge_sdk.client import InferReply, SplitClient, Timing
     from edge_sdk.errors import SplitfleetError
+    from edge_sdk.keys import CurveKeys
 
-__all__ = ["Bundle", "InferReply", "SplitClient", "SplitfleetError", "Timing"]
+__all__ = ["Bundle", "CurveKeys", "InferReply", "SplitClient", "SplitfleetError", "Timing"]
 
 _MODULES = {
     "Bundle": "edge_sdk.bundle",
+    "CurveKeys": "edge_sdk.keys",
     "InferReply": "edge_sdk.client",
     "SplitClient": "edge_sdk.client",
     "SplitfleetError": "edge_sdk.errors",

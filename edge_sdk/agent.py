@@ -26,12 +26,14 @@ from edge_sdk.errors import (
     DoesNotFitError,
     PeerUnreachableError,
     SplitfleetError,
+    UnauthorizedError,
     UnknownBundleError,
     UnknownMethodError,
 )
 from edge_sdk.evaluation_run import check_run, execute, open_inputs
 from edge_sdk.head import Head
 from edge_sdk.inference import Inference
+from edge_sdk.keys import CurveKeys
 from edge_sdk.memory import measure
 from edge_sdk.protocol import HEARTBEAT_S, Emulation, Heartbeat, Install, InstallReport, Register, Resources, Run
 from edge_sdk.repository_client import RepositoryClient
@@ -55,7 +57,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """How a device presents itself. ``cpu_slowdown`` above 1 emulates a slower processor by pauses."""
+    """How a device presents itself. ``cpu_slowdown`` above 1 emulates a slower processor by pauses; ``keys`` are for a
+    server with CURVE on.
+    """
 
     server: str
     device_id: str
@@ -64,6 +68,7 @@ class AgentSettings:
     runtime: str | None = None
     emulation: Emulation = field(default_factory=Emulation)
     cpu_slowdown: float = 1.0
+    keys: CurveKeys | None = None
 
 
 class Agent:
@@ -79,30 +84,37 @@ class Agent:
         self._progress = 0
         self._head: Head | None = None
         self._channel: Channel | None = None
+        self._retry_s = FIRST_RETRY_S
 
     def stop(self) -> None:
         """End :meth:`run` soon; may be called from a signal handler."""
         self._stop.set()
 
     def run(self) -> None:
-        """Serve until :meth:`stop`; an unreachable server is tried again, more and more seldom."""
-        retry_s = FIRST_RETRY_S
+        """Serve until :meth:`stop`; a server that is unreachable, or does not allow our key, is tried again, more and
+        more seldom.
+        """
         while not self._stop.is_set():
             try:
                 with Channel(
-                    self._settings.server, on_call=self._on_call, connect_timeout_s=CONNECT_TIMEOUT_S
+                    self._settings.server,
+                    on_call=self._on_call,
+                    connect_timeout_s=CONNECT_TIMEOUT_S,
+                    keys=self._settings.keys,
                 ) as channel:
                     self._channel = channel
-                    retry_s = FIRST_RETRY_S
                     self._keep_registered(channel)
-            except PeerUnreachableError as error:
+            except (PeerUnreachableError, UnauthorizedError) as error:
                 logger.warning("%s; trying again", error.message)
                 # Spread, so that a fleet does not come back in one instant.
-                self._stop.wait(retry_s * random.uniform(0.5, 1.0))
-                retry_s = min(retry_s * 2, MAX_RETRY_S)
+                self._stop.wait(self._retry_s * random.uniform(0.5, 1.0))
+                self._retry_s = min(self._retry_s * 2, MAX_RETRY_S)
 
     def _keep_registered(self, channel: Channel) -> None:
-        """Register on each new connection and send heartbeats between, until :meth:`stop`."""
+        """Register on each new connection and send heartbeats between, until :meth:`stop`.
+
+        Raises :class:`UnauthorizedError` when the server does not allow our key, or not any more.
+        """
         registered = 0
         heartbeat_s = HEARTBEAT_S
         while not self._stop.is_set():
@@ -111,10 +123,14 @@ class Agent:
                 if registered != connection:
                     heartbeat_s = self._register(channel)
                     registered = connection
+                    self._retry_s = FIRST_RETRY_S
                 heartbeat = Heartbeat(device_id=self._settings.device_id, progress=self._progress)
                 if not self._ask(channel, heartbeat).get("known"):
                     logger.info("the server does not know this device any more: registering again")
                     registered = 0
+            except UnauthorizedError:
+                # Only a new handshake tells when it is allowed again.
+                raise
             except SplitfleetError as error:
                 if self._stop.is_set():
                     return
@@ -224,7 +240,7 @@ class Agent:
         if endpoint is None or endpoint == self._settings.server:
             yield RepositoryClient(self._channel, progress=self._advance)
             return
-        with Channel(endpoint, connect_timeout_s=CONNECT_TIMEOUT_S) as channel:
+        with Channel(endpoint, connect_timeout_s=CONNECT_TIMEOUT_S, keys=self._settings.keys) as channel:
             yield RepositoryClient(channel, progress=self._advance)
 
     def _advance(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import threading
 import time
 import weakref
@@ -22,9 +21,11 @@ from typing import Any, NamedTuple, Protocol, Self
 import zmq
 
 from edge_sdk.call_worker import CallWorker, OnCall, error_message
-from edge_sdk.dealer import Context, check_endpoint, open_dealer
-from edge_sdk.errors import ConfigError, PeerUnreachableError, ProtocolError, SplitfleetError, UnknownMethodError
+from edge_sdk.dealer import Context, check_endpoint
+from edge_sdk.errors import PeerUnreachableError, ProtocolError, SplitfleetError, UnknownMethodError
 from edge_sdk.exchange import Exchange, Ledger
+from edge_sdk.keys import CurveKeys
+from edge_sdk.link import Change, Link
 from edge_sdk.wire import Frame, Message, MessageType, Tensor, decode, encode, request_id_of
 
 MAX_PENDING = 1024
@@ -33,8 +34,8 @@ JOIN_S = 5.0
 KEEP_ANSWER_S = 60.0
 # A request that waited for a connection travels with the budget that is left, not with the one it began with.
 RESTAMP_AFTER_S = 0.01
-
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECTED
+# After a server refused our key, which may be allowed meanwhile.
+REOPEN_AFTER_S = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -63,54 +64,58 @@ class Channel:
         *,
         on_call: OnCall | None = None,
         connect_timeout_s: float = 5.0,
+        keys: CurveKeys | None = None,
         context: Context | None = None,
     ) -> None:
         """Connect, and wait until the peer has shaken hands.
 
         ``on_call`` takes a CALL of the peer and returns body and tensors of the REPLY; what it raises becomes the
-        ERROR. Raises :class:`ConfigError` for a bad endpoint, :class:`PeerUnreachableError` when nobody answers within
-        ``connect_timeout_s``.
+        ERROR. ``keys`` turns CURVE on, which the server must have on too.
+
+        Raises :class:`ConfigError` for a bad endpoint and, within ``connect_timeout_s``, :class:`UnauthorizedError`
+        when the server does not allow our key, :class:`UntrustedServerError` when it does not prove to have the one
+        that we know, :class:`PeerUnreachableError` when nobody answers.
         """
         check_endpoint(endpoint)
         self.endpoint = endpoint
         self._ledger = Ledger(MAX_PENDING)
         self._outbox: deque[Exchange | _Answer] = deque()
         self._stopping = False
-        self._connections = 0
-        self._unreachable: str | None = f"nothing listens at {endpoint}"
-        self._connected = threading.Event()
+        self._refused = False
+        self._reopen_at: float | None = None
+        self._settled = threading.Event()
         self._own_context = context is None
         self._context: Context = zmq.Context() if context is None else context
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Not sooner: a thread that still writes to it must not hit another file of the same number.
         weakref.finalize(self, os.close, self._wake_fd)
-        self._socket = open_dealer(self._context, connect_timeout_s)
-        # Made before the socket connects, so that no event is missed.
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
         try:
-            self._socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            self._release()
-            raise ConfigError(f"{endpoint!r} is not an endpoint that can be connected to: {error}") from None
+            self._link = Link(self._context, endpoint, handshake_s=connect_timeout_s, keys=keys)
+        except SplitfleetError:
+            self._end_context()
+            raise
         self._worker = CallWorker(on_call, self._answer) if on_call is not None else None
         self._thread = threading.Thread(target=self._serve, name="splitfleet-channel", daemon=True)
         self._thread.start()
-        if not self._connected.wait(connect_timeout_s):
-            reason = self._unreachable
+        if not self._settled.wait(connect_timeout_s) or self._refused:
+            outage = self._link.outage
             self.close()
-            raise PeerUnreachableError(
-                f"no splitfleet peer answers at {endpoint} within {connect_timeout_s:g} s ({reason}); "
-                "is 'splitfleet serve' running there?"
-            )
+            if type(outage) is PeerUnreachableError:
+                outage = PeerUnreachableError(
+                    f"no splitfleet peer answers at {endpoint} within {connect_timeout_s:g} s ({outage.message}); "
+                    "is 'splitfleet serve' running there?"
+                )
+            # It may have connected in the very last moment.
+            raise outage or PeerUnreachableError(f"no splitfleet peer answers at {endpoint} in time")
 
     @property
     def connections(self) -> int:
         """How many times a connection was made: a peer knows nothing of us from an earlier one."""
-        return self._connections
+        return self._link.connections
 
     @property
     def connected(self) -> bool:
-        return self._unreachable is None
+        return self._link.reason is None
 
     def call(self, request: Request, *, tensors: Sequence[Tensor] = (), timeout_s: float) -> Message:
         """Ask ``request`` and wait for the REPLY.
@@ -185,33 +190,45 @@ class Channel:
             reason = f"the connection to {self.endpoint} failed inside; see the log"
             logger.exception("the I/O thread of %s failed", self.endpoint)
         finally:
-            self._unreachable = reason
+            self._link.fail(reason)
             self._ledger.close(reason)
-            self._release()
+            self._link.close()
+            self._end_context()
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake_fd, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
+        poller = self._poller()
         while not self._stopping:
             now = time.monotonic()
             # Before anything is sent: what is past its deadline must not go out.
-            deadline = self._ledger.expire(now, self._unreachable)
+            deadline = self._ledger.expire(now, self._link.reason)
+            if self._reopen_at is not None:
+                if now >= self._reopen_at:
+                    self._reopen_at = None
+                    self._link.reopen()
+                    poller = self._poller()
+                else:
+                    deadline = self._reopen_at if deadline is None else min(deadline, self._reopen_at)
             blocked = not self._flush()
-            poller.register(self._socket, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
+            poller.register(self._link.socket, zmq.POLLIN | zmq.POLLOUT if blocked else zmq.POLLIN)
             # Rounded up: the poll must not end just before the deadline, again and again.
             timeout_ms = None if deadline is None else int((deadline - now) * 1000) + 1
             ready = dict(poller.poll(timeout_ms))
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
-            if self._socket in ready:
+            if self._link.socket in ready:
                 self._receive()
-            if self._monitor in ready:
+            if self._link.monitor in ready:
                 self._watch()
+
+    def _poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(self._wake_fd, zmq.POLLIN)
+        poller.register(self._link.monitor, zmq.POLLIN)
+        return poller
 
     def _flush(self) -> bool:
         """Send what waits; false when the socket takes no more for now."""
-        if self._unreachable is not None:
+        if self._link.reason is not None:
             # What has ended must not pile up through an outage.
             for _ in range(len(self._outbox)):
                 item = self._outbox.popleft()
@@ -224,11 +241,11 @@ class Channel:
                 if isinstance(item, Exchange) and item.age_s > RESTAMP_AFTER_S:
                     item.restamp()
                 try:
-                    self._socket.send_multipart(item.frames, zmq.NOBLOCK)
+                    self._link.socket.send_multipart(item.frames, zmq.NOBLOCK)
                 except zmq.Again:
                     return False
                 if isinstance(item, Exchange):
-                    item.connection = self._connections
+                    item.connection = self._link.connections
             self._outbox.popleft()
         return True
 
@@ -239,7 +256,7 @@ class Channel:
     def _receive(self) -> None:
         while True:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                frames = self._link.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
@@ -258,24 +275,20 @@ class Channel:
                 logger.debug("dropped a late answer to request %d", message.request_id)
 
     def _watch(self) -> None:
-        while True:
-            try:
-                event = _event(self._monitor.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                return
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connections += 1
-                self._unreachable = None
-                self._connected.set()
-            elif event == zmq.EVENT_CONNECTED:
-                self._unreachable = f"something listens at {self.endpoint} but does not shake hands"
-            elif event == zmq.EVENT_DISCONNECTED:
+        while change := self._link.next_change():
+            if change is Change.UP:
+                self._settled.set()
+            elif change is Change.DOWN:
                 # What came before the end still counts.
                 self._receive()
-                if self._unreachable is None:
-                    logger.info("lost the connection to %s", self.endpoint)
-                    self._unreachable = f"the connection to {self.endpoint} was lost"
-                    self._ledger.lose_connection(self._connections, self._unreachable)
+                logger.info("lost the connection to %s", self.endpoint)
+                self._ledger.lose_connection(self._link.connections, self._link.reason or "")
+            elif self._settled.is_set():
+                logger.warning("%s", self._link.reason)
+                self._reopen_at = time.monotonic() + REOPEN_AFTER_S
+            else:
+                self._refused = True
+                self._settled.set()
 
     def _take_call(self, message: Message) -> None:
         try:
@@ -285,18 +298,6 @@ class Channel:
         except SplitfleetError as error:
             self._answer(error_message(message, error))
 
-    def _release(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
+    def _end_context(self) -> None:
         if self._own_context:
             self._context.term()
-
-
-def _event(frames: list[bytes]) -> int:
-    """The event that a monitor tells of: a 16-bit number in front of a 32-bit value.
-
-    pyzmq's own parser would import asyncio with it, 7 MB that a small device has better use for.
-    """
-    event: int = struct.unpack("=hi", frames[0])[0]
-    return event

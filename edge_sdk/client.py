@@ -10,6 +10,7 @@ from edge_sdk.channel import Channel
 from edge_sdk.errors import ConfigError
 from edge_sdk.head import Head, Sample
 from edge_sdk.inference import Inference, InferReply, Timing
+from edge_sdk.keys import CurveKeys
 
 __all__ = ["InferReply", "SplitClient", "Timing"]
 
@@ -24,15 +25,17 @@ class SplitClient:
         bundle: Path | str,
         timeout_s: float = 10.0,
         runtime: str | None = None,
+        keys: CurveKeys | None = None,
     ) -> None:
         """Load the head from the folder ``bundle`` and connect to the server.
 
         ``endpoint``: such as ``tcp://127.0.0.1:5555``; a bundle that runs wholly on the device needs none.
         ``timeout_s``: for connecting, and for each inference from the features' departure on. ``runtime``: name of the
-        TFLite runtime, else the first one that is usable.
+        TFLite runtime, else the first one that is usable. ``keys``: ours and the server's, where it has CURVE on, such
+        as ``CurveKeys.load("cam-1.key", "server.pub")``.
 
         Raises :class:`BundleError`, :class:`RuntimeUnavailableError`, :class:`ConfigError`,
-        :class:`PeerUnreachableError`.
+        :class:`PeerUnreachableError`, :class:`UntrustedServerError`, :class:`UnauthorizedError`.
         """
         if timeout_s <= 0:
             raise ConfigError(f"timeout_s must be positive, got {timeout_s}")
@@ -40,7 +43,7 @@ class SplitClient:
         head = Head(self.bundle, runtime=runtime)
         self._channel: Channel | None = None
         if endpoint is not None and self.bundle.manifest.has_tail:
-            self._channel = Channel(endpoint, connect_timeout_s=timeout_s)
+            self._channel = Channel(endpoint, connect_timeout_s=timeout_s, keys=keys)
         self._inference = Inference(head, self._channel, timeout_s=timeout_s)
 
     def infer(self, sample: Sample) -> InferReply:

@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -40,6 +41,17 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, self._lazy[name][1]) for name in sorted(self._lazy)])
+
+
+def keys_options(function: Any) -> Any:
+    """Add ``--key`` and ``--server-key``; the command gets ``key`` and ``server_key``, for ``CurveKeys.load_both``."""
+    path = click.Path(dir_okay=False, path_type=Path)
+    server_key = click.option(
+        "--server-key", metavar="FILE", type=path, help="Public key of the server, where it has CURVE on."
+    )
+    return click.option("--key", metavar="FILE", type=path, help="Own secret key, for a server with CURVE on.")(
+        server_key(function)
+    )
 
 
 class SizeType(click.ParamType[int]):

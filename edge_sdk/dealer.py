@@ -7,6 +7,7 @@ import re
 import zmq
 
 from edge_sdk.errors import ConfigError
+from edge_sdk.keys import CurveKeys
 from edge_sdk.wire import MAX_TENSOR_BYTES
 
 RECONNECT_MS = 100
@@ -30,8 +31,11 @@ def check_endpoint(endpoint: str) -> None:
         raise ConfigError(f"{endpoint!r} is not an endpoint: expected one such as tcp://127.0.0.1:5555")
 
 
-def open_dealer(context: Context, handshake_s: float) -> Socket:
-    """A DEALER that is not connected yet; a handshake that takes longer than ``handshake_s`` is begun anew."""
+def open_dealer(context: Context, handshake_s: float, keys: CurveKeys | None = None) -> Socket:
+    """A DEALER that is not connected yet; a handshake that takes longer than ``handshake_s`` is begun anew.
+
+    With ``keys`` it speaks CURVE, else in the clear.
+    """
     socket = context.socket(zmq.DEALER)
     # Without it a DEALER queues while the peer is away and floods it with stale requests when it is back.
     socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -46,4 +50,8 @@ def open_dealer(context: Context, handshake_s: float) -> Socket:
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS)
+    if keys is not None:
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server.encode())
     return socket

@@ -15,6 +15,7 @@
     ├── RuntimeUnavailableError             RUNTIME_UNAVAILABLE  no TFLite runtime, or it refuses the head
     ├── ProtocolError                       MALFORMED            a message breaks the wire format
     │   └── UnsupportedVersionError         UNSUPPORTED_VERSION  its protocol major is not ours
+    ├── UnauthorizedError                   UNAUTHORIZED         this key may not do that, or nothing (any more)
     ├── UnknownMethodError                  UNKNOWN_METHOD       a call names a method the peer lacks
     ├── UnknownBlobError                    UNKNOWN_BLOB         the repository has no such blob
     ├── UnknownBundleError                  UNKNOWN_BUNDLE       no tail of that bundle is loaded
@@ -25,7 +26,8 @@
     ├── DeviceUnreachableError              DEVICE_UNREACHABLE   a device vanished or made no progress
     ├── RemoteInternalError                 INTERNAL             the peer failed in an unforeseen way
     ├── PeerUnreachableError                exit 4; no peer answers at that endpoint
-    │   └── GoingAwayError                  GOING_AWAY           the peer is stopping and takes nothing new
+    │   ├── GoingAwayError                  GOING_AWAY           the peer is stopping and takes nothing new
+    │   └── UntrustedServerError            what answers there is not the server whose key we know
     ├── RegistryUnreachableError            exit 4; the registry's database does not answer
     ├── LabError                            the lab cannot emulate, or one of its devices died
     └── InfeasibleError                     exit 3; no allocation meets the thresholds
@@ -114,6 +116,12 @@ class UnsupportedVersionError(ProtocolError):
     wire_code = "UNSUPPORTED_VERSION"
 
 
+class UnauthorizedError(SplitfleetError):
+    """The server does not allow our key, or not for what was asked; nothing of it was done."""
+
+    wire_code = "UNAUTHORIZED"
+
+
 class UnknownMethodError(SplitfleetError):
     """A call names a method that the peer does not have."""
 
@@ -179,6 +187,10 @@ class GoingAwayError(PeerUnreachableError):
     """The peer is stopping: what it could not finish is ended so, and it takes nothing new."""
 
     wire_code = "GOING_AWAY"
+
+
+class UntrustedServerError(PeerUnreachableError):
+    """Something listens at the endpoint, but it does not prove to be the server whose public key was given."""
 
 
 class RegistryUnreachableError(SplitfleetError):

@@ -23,6 +23,7 @@ from cloud_server.home import Home
 if TYPE_CHECKING:
     from cloud_server.allocation.observer import Observer
     from cloud_server.allocation.result import AllocationResult
+    from edge_sdk.keys import CurveKeys
 
 __all__ = ["AllocationSettings", "Thresholds", "run_allocation"]
 
@@ -35,13 +36,15 @@ def run_allocation(
     home: Home,
     observer: Observer | None = None,
     wait_for_devices: bool = False,
+    keys: CurveKeys | None = None,
 ) -> AllocationResult:
     """Allocate the fleet of the server at ``endpoint``, and return how it ended for each device.
 
     An allocation that does not succeed is a result, not an exception; what raises is what keeps the loop from running:
     :class:`PeerUnreachableError` without a server, :class:`RegistryUnreachableError` without a registry,
     :class:`ConfigError` for a task or endpoint that is none, or when no device is online, unless ``wait_for_devices``:
-    then the first one is waited for. Whatever happens is in the registry.
+    then the first one is waited for. Whatever happens is in the registry. ``keys``: an operator's, where the server has
+    CURVE on.
     """
     # Both ways round: the registry knows the words of an allocation, and its store is heavy to import.
     from cloud_server.allocation.observer import Observer
@@ -54,4 +57,5 @@ def run_allocation(
         home=home,
         observer=observer or Observer(),
         wait_for_devices=wait_for_devices,
+        keys=keys,
     )

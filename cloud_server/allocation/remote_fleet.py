@@ -16,6 +16,7 @@ from cloud_server.allocation.fleet import Array, RunResult, Seconds
 from edge_sdk.bundle import Bundle
 from edge_sdk.channel import Channel
 from edge_sdk.errors import ProtocolError
+from edge_sdk.keys import CurveKeys
 from edge_sdk.protocol import (
     CallDevice,
     DeviceState,
@@ -40,11 +41,11 @@ class RemoteFleet:
     """The fleet of the server at ``endpoint``. A context manager.
 
     ``stall_timeout_s``: how long a device may be silent or make no progress. Raises :class:`PeerUnreachableError` when
-    no server answers, :class:`ConfigError` for a bad endpoint.
+    no server answers, :class:`ConfigError` for a bad endpoint. ``keys``: an operator's, where the server has CURVE on.
     """
 
-    def __init__(self, endpoint: str, *, stall_timeout_s: float) -> None:
-        self._channel = Channel(endpoint)
+    def __init__(self, endpoint: str, *, stall_timeout_s: float, keys: CurveKeys | None = None) -> None:
+        self._channel = Channel(endpoint, keys=keys)
         self._repository = RepositoryClient(self._channel)
         self._stall_timeout_s = stall_timeout_s
         # Blobs are appended to in order: two threads that send the same one would disturb each other.

@@ -28,6 +28,7 @@ from cloud_server.registry import Registry
 from cloud_server.registry.records import OutcomeRecord, RunState
 from converters import Workshop
 from edge_sdk.errors import ConfigError, RegistryUnreachableError, SplitfleetError
+from edge_sdk.keys import CurveKeys
 from edge_sdk.protocol import DeviceState
 
 LOOK_FOR_DEVICES_EVERY_S = 1.0
@@ -41,13 +42,14 @@ def run_over_wire(
     home: Home,
     observer: Observer,
     wait_for_devices: bool,
+    keys: CurveKeys | None,
 ) -> AllocationResult:
     """See :func:`cloud_server.allocation.run_allocation`."""
     with Registry(registry_url) as registry:
         # Before anything else is opened: a task that is none is told at once.
         data = task_data(settings.task, Library(registry, home))
         with (
-            RemoteFleet(endpoint, stall_timeout_s=settings.device_timeout_s) as fleet,
+            RemoteFleet(endpoint, stall_timeout_s=settings.device_timeout_s, keys=keys) as fleet,
             Workshop(home.conversions) as workshop,
             closing(Predictions(home.conversions / "predictions")) as predictions,
         ):

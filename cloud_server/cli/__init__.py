@@ -12,6 +12,7 @@ COMMANDS = {
     "cuts": ("cloud_server.cli.cuts:cuts", "List where a model may be cut, and what the head needs."),
     "demo": ("cloud_server.cli.demo:demo", "Serve, emulate a fleet, allocate and infer, on this machine."),
     "devices": ("cloud_server.cli.devices:devices", "Look at the devices of the fleet."),
+    "keys": ("cloud_server.cli.keys:keys", "Make and allow keys, for servers with CURVE on."),
     "lab": ("cloud_server.cli.lab:lab", "Emulate devices on this machine."),
     "models": ("cloud_server.cli.models:models", "Your own models: add, list, show, remove."),
     "profiles": ("cloud_server.cli.profiles:profiles", "Look at device profiles."),

@@ -8,6 +8,7 @@ import click
 
 from cloud_server.cli.allocation_options import MakeSettings, allocation_options, registry_options
 from cloud_server.cli.output import json_option
+from edge_sdk.command import keys_options
 
 
 @click.command()
@@ -17,9 +18,17 @@ from cloud_server.cli.output import json_option
 )
 @allocation_options
 @registry_options
+@keys_options
 @json_option
 def allocate(
-    task: str, endpoint: str, settings: MakeSettings, home: Path | None, registry: str | None, as_json: bool
+    task: str,
+    endpoint: str,
+    settings: MakeSettings,
+    home: Path | None,
+    registry: str | None,
+    key: Path | None,
+    server_key: Path | None,
+    as_json: bool,
 ) -> None:
     """Give each device of the fleet a model and a cut.
 
@@ -31,7 +40,9 @@ def allocate(
     from cloud_server.cli.allocation_table import allocation_table
     from cloud_server.cli.output import print_json, stderr, stdout
     from cloud_server.home import Home
+    from edge_sdk.keys import CurveKeys
 
+    keys = CurveKeys.load_both(key, server_key)
     place = Home.at(home)
     wanted = settings(task=task)
     with AllocationProgress(stderr()) as progress:
@@ -41,6 +52,7 @@ def allocate(
             registry_url=registry or place.registry_url,
             home=place,
             observer=progress,
+            keys=keys,
         )
     if as_json:
         print_json(result.to_document())

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, TextIO
@@ -18,17 +19,25 @@ from cloud_server.cli.allocation_options import MakeSettings, allocation_options
 from edge_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
+    from cloud_server.curve import ServerCurve
     from cloud_server.home import Home
     from cloud_server.registry import Registry
     from cloud_server.server import Server
+    from edge_sdk.keys import CurveKeys
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
-_LOOPBACK = ("tcp://127.", "tcp://localhost:", "ipc://")
 
 
 @click.command()
 @click.option("--bind", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, show_default=True, help="Where to listen.")
 @registry_options
+@click.option(
+    "--key",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Secret key of this server, from 'splitfleet keys server new'. Turns CURVE on: only allowed keys get in, and "
+    "other machines may be served.",
+)
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -40,6 +49,7 @@ def serve(
     bind: str,
     home: Path | None,
     registry: str | None,
+    key: Path | None,
     ready_file: Path | None,
     allocate_task: str | None,
     settings: MakeSettings,
@@ -55,19 +65,25 @@ def serve(
     at = Home.at(home)
     url = registry or at.registry_url
     with _log_to_stderr() as log, Registry(url) as records:
-        server = _make(bind, at, records)
+        curve = None if key is None else _Curve.read(key, at)
+        server = _make(bind, at, records, None if curve is None else curve.server)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())
-        if not bind.startswith(_LOOPBACK):
-            _say(log, f"warning: {bind} is open to others and asks nobody who they are: trusted networks only")
         if ready_file is not None:
             _write_ready(ready_file, server.endpoint)
-        _say(log, f"splitfleet serves at {server.endpoint}; stop it with Ctrl-C")
+        _say(log, f"splitfleet serves at {server.endpoint}{' with CURVE' if curve else ''}; stop it with Ctrl-C")
         with ExitStack() as beside:
             if wanted is not None:
                 from cloud_server.allocator_process import AllocatorProcess
 
-                beside.enter_context(AllocatorProcess(wanted, endpoint=server.endpoint, registry_url=url, home=at))
+                allocator = AllocatorProcess(
+                    wanted,
+                    endpoint=server.endpoint,
+                    registry_url=url,
+                    home=at,
+                    keys=None if curve is None else curve.allocator,
+                )
+                beside.enter_context(allocator)
             # Not before: what goes wrong until here is told on stderr itself, which this discards for a while.
             preload = Thread(target=_preload, name="preload", daemon=True)
             preload.start()
@@ -78,7 +94,33 @@ def serve(
         os._exit(0)
 
 
-def _make(bind: str, home: Home, registry: Registry) -> Server:
+@dataclass(frozen=True)
+class _Curve:
+    """What CURVE takes here: the server's side of it, and a key for the server's own allocator, gone when it ends."""
+
+    server: ServerCurve
+    allocator: CurveKeys
+
+    @classmethod
+    def read(cls, key: Path, home: Home) -> _Curve:
+        from cloud_server.allow_list import AllowList, Holder, Role
+        from cloud_server.curve import ServerCurve
+        from cloud_server.guard import Guard
+        from edge_sdk.keys import CurveKeys, make_key_pair, read_secret
+
+        own, secret = read_secret(key)
+        if own.role not in ("server", ""):
+            raise ConfigError(f"--key {key} is the key of the {own.role} {own.name!r}, not of a server")
+        public, allocator = make_key_pair()
+        guest = Holder(name="the server's own allocator", role=Role.OPERATOR, public=public)
+        guard = Guard(AllowList(home.allowed_keys), guests=(guest,))
+        return cls(
+            server=ServerCurve(secret=secret, guard=guard),
+            allocator=CurveKeys(public=public, secret=allocator, server=own.public),
+        )
+
+
+def _make(bind: str, home: Home, registry: Registry, curve: ServerCurve | None) -> Server:
     from cloud_server.blob_calls import BlobCalls
     from cloud_server.engines.tensorflow_engine import TensorFlowEngine
     from cloud_server.fleet import Fleet
@@ -89,7 +131,7 @@ def _make(bind: str, home: Home, registry: Registry) -> Server:
 
     repository = ArtifactRepository(home.repository)
     return Server(
-        Router(bind),
+        Router(bind, curve=curve),
         fleet=Fleet(),
         tails=TailHost(repository, home.tails, load_engine=TensorFlowEngine.load),
         blobs=BlobCalls(repository),

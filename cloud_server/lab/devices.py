@@ -9,12 +9,14 @@ import platform
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloud_server.lab.fleet_file import DevicePlan
 from cloud_server.lab.limits import MemoryLimit, MemoryLimits
 from cloud_server.lab.process import Child
 from cloud_server.lab.proxy import LinkProxy
+from edge_sdk.keys import SECRET_SUFFIX, CurveKeys
 from edge_sdk.sizes import format_size
 
 AGENT = (sys.executable, "-c", "from edge_sdk.cli import main; main()", "run")
@@ -27,15 +29,37 @@ The quota of a cpu cgroup cannot do it: as ``benchmarks/emulation.py`` measures,
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceKeys:
+    """Where the devices find their secret keys, ``DEVICE-ID.key`` in ``folder``, and the public key of the server."""
+
+    folder: Path
+    server_key: Path
+
+    def options(self, device_id: str) -> tuple[str, ...]:
+        """The options of the agent. Raises :class:`ConfigError` for a key that cannot be used."""
+        key = self.folder / f"{device_id}{SECRET_SUFFIX}"
+        CurveKeys.load(key, self.server_key)
+        return ("--key", str(key.absolute()), "--server-key", str(self.server_key.absolute()))
+
+
 class EmulatedDevice:
     """A device of a lab. Everything that it is not itself, its labels tell."""
 
     def __init__(
-        self, plan: DevicePlan, *, server: str, folder: Path, limits: MemoryLimits, agent: Sequence[str] = AGENT
+        self,
+        plan: DevicePlan,
+        *,
+        server: str,
+        folder: Path,
+        limits: MemoryLimits,
+        options: Sequence[str] = (),
+        agent: Sequence[str] = AGENT,
     ) -> None:
+        """``options``: more ones for the agent."""
         self.plan = plan
         self.folder = folder
-        self._agent = agent
+        self._agent = (*agent, *options)
         self._server = server
         self._limit: MemoryLimit = limits.limit(plan.device_id, plan.profile.ram_bytes)
         self._proxy = None if plan.profile.link is None else LinkProxy(server, plan.profile.link)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from cloud_server.lab.devices import AGENT, EmulatedDevice
+from cloud_server.lab.devices import AGENT, DeviceKeys, EmulatedDevice
 from cloud_server.lab.fleet_file import Fleet
 from cloud_server.lab.limits import MemoryLimits, open_limits
 from cloud_server.lab.process import stop_all
@@ -31,16 +31,24 @@ class Lab:
         *,
         server: str,
         folder: Path,
+        keys: DeviceKeys | None = None,
         agent: Sequence[str] = AGENT,
         open_limits: Callable[[], MemoryLimits] = open_limits,
     ) -> None:
-        """``folder`` gets a folder for each device, with its store and its log."""
+        """``folder`` gets a folder for each device, its store and its log. ``keys``: for a server with CURVE on."""
         self._limits = open_limits()
         self._reported: set[str] = set()
         self._before: dict[str, str] = {}
         try:
             self.devices = [
-                EmulatedDevice(plan, server=server, folder=folder / plan.device_id, limits=self._limits, agent=agent)
+                EmulatedDevice(
+                    plan,
+                    server=server,
+                    folder=folder / plan.device_id,
+                    limits=self._limits,
+                    options=() if keys is None else keys.options(plan.device_id),
+                    agent=agent,
+                )
                 for plan in fleet.devices
             ]
         except BaseException:

@@ -148,7 +148,7 @@ def test_using_the_sdk_loads_no_tensorflow(bundles, start_peer, tail_handler, sa
 def test_the_public_names():
     import edge_sdk
 
-    assert edge_sdk.__all__ == ["Bundle", "InferReply", "SplitClient", "SplitfleetError", "Timing"]
+    assert edge_sdk.__all__ == ["Bundle", "CurveKeys", "InferReply", "SplitClient", "SplitfleetError", "Timing"]
     assert all(getattr(edge_sdk, name).__name__ == name for name in edge_sdk.__all__)
     assert set(edge_sdk.__all__) <= set(dir(edge_sdk))
     with pytest.raises(AttributeError, match="Tail"):

@@ -17,6 +17,7 @@ import zmq
 
 from cloud_server.batches import BatchLimits
 from cloud_server.blob_calls import BlobCalls
+from cloud_server.curve import ServerCurve
 from cloud_server.engines.base import Arrays, TailEngine
 from cloud_server.fleet import Fleet
 from cloud_server.repository import ArtifactRepository
@@ -175,6 +176,7 @@ class RunningServer:
         limits: BatchLimits | None = None,
         offline_after_s: float = 0.3,
         registry: FakeRegistry | None = None,
+        curve: ServerCurve | None = None,
     ) -> None:
         self.folder = folder
         self.engines: list[FakeEngine] = []
@@ -182,7 +184,7 @@ class RunningServer:
         self.repository = ArtifactRepository(folder / "repository")
         self.tails = TailHost(self.repository, folder / "tails", load_engine=load_engine or self._load, limits=limits)
         self.server = Server(
-            Router("tcp://127.0.0.1:*"),
+            Router("tcp://127.0.0.1:*", curve=curve),
             fleet=Fleet(offline_after_s=offline_after_s),
             tails=self.tails,
             blobs=BlobCalls(self.repository),

@@ -59,7 +59,7 @@ def test_a_peer_that_never_was_is_gone(router):
 def test_a_peer_that_left_is_gone(router, context):
     socket = dealer(context, router.endpoint)
     socket.send(b"here")
-    peer, frames = receive(router)
+    peer, frames, _ = receive(router)
     assert frames == [b"here"]
     assert router.send(peer, message()) is Delivery.SENT
     assert socket.poll(PATIENCE_MS)
@@ -72,7 +72,7 @@ def test_a_peer_that_left_is_gone(router, context):
 def test_a_peer_that_does_not_read_is_full_and_nobody_waits_for_it(router, context):
     socket = dealer(context, router.endpoint, rcvhwm=1)
     socket.send(b"here")
-    peer, _ = receive(router)
+    peer = receive(router).peer
     sent = 0
     while router.send(peer, message(100_000)) is Delivery.SENT:
         sent += 1
@@ -83,7 +83,7 @@ def test_a_peer_that_does_not_read_is_full_and_nobody_waits_for_it(router, conte
 def test_a_routing_id_cannot_be_taken_over(router, context):
     first = dealer(context, router.endpoint, routing_id=b"cam-1")
     first.send(b"first")
-    assert receive(router) == (b"cam-1", [b"first"])
+    assert receive(router) == (b"cam-1", [b"first"], None)
     second = dealer(context, router.endpoint, routing_id=b"cam-1", linger=0)
     second.send(b"second")
     other = dealer(context, router.endpoint)
@@ -139,7 +139,7 @@ def test_closing_does_not_wait_for_a_peer_that_does_not_read(context, monkeypatc
     router = Router("tcp://127.0.0.1:*")
     socket = dealer(context, router.endpoint, rcvhwm=1)
     socket.send(b"here")
-    peer, _ = receive(router)
+    peer = receive(router).peer
     while router.send(peer, message(100_000)) is Delivery.SENT:
         pass
     thread = threading.Thread(target=router.close)

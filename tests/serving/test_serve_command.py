@@ -140,10 +140,21 @@ def test_an_endpoint_that_is_none_is_told_in_one_line(tmp_path, endpoint):
     assert endpoint in line
 
 
-def test_off_loopback_it_warns(served):
-    server = served("--bind", "tcp://0.0.0.0:*")
-    assert server.said[0].startswith("warning: tcp://0.0.0.0:* is open to others")
-    assert server.end()[0] == 0
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "192.0.2.1", "127.example.org"])
+def test_off_loopback_it_refuses_without_keys(tmp_path, host):
+    done = subprocess.run(
+        [*COMMAND, "serve", "--home", str(tmp_path), "--bind", f"tcp://{host}:5599"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: tcp://{host}:5599 is open to other machines, and without CURVE")
+    assert "'splitfleet keys server new'" in line
+    assert "--key" in line
+    assert "tcp://127.0.0.1:5599" in line
 
 
 def test_a_ready_file_that_cannot_be_written_is_told(tmp_path):
