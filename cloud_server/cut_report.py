@@ -9,19 +9,16 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
-from converters import Outline, choose_cumulative, choose_peak
+from cloud_server.allocation.memory_model import DEFAULT_RUNTIME, MODELS, ChosenCut
+from cloud_server.allocation.settings import MemoryModelName
+from converters import Outline
 from converters.graph import TensorInfo
 from converters.peak import runtime_peaks
-from edge_sdk.sizes import format_size
 from edge_sdk.wire import DTYPES
 
-MemoryModelName = Literal["peak", "cumulative"]
-MEMORY_MODELS: tuple[MemoryModelName, ...] = get_args(MemoryModelName)
-
 FLOAT_BYTES = 4
-DEFAULT_RUNTIME = "litert"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,16 +182,7 @@ def cut_report(model: str, outline: Outline, memory_model: MemoryModelName, budg
     rows = tuple(row(cut.k, legal=cut.legal, reason=cut.reason, tensors=cut.crossing) for cut in outline.cuts)
     whole = row(outline.n, legal=not outline.edge_only_reason, reason=outline.edge_only_reason, tensors=())
     legal = [each for each in rows if each.legal]
-    chosen = None if budget is None else _chosen(outline, memory_model, budget)
-    refusal = ""
-    if budget is not None and chosen is None:
-        smallest = min((needs[each.k - 1] for each in (*legal, *((whole,) if whole.legal else ()))), default=None)
-        refusal = "it has no legal cut"
-        if smallest is not None:
-            refusal = (
-                f"its smallest head needs {format_size(smallest)} by the memory model {memory_model!r}, "
-                f"the budget is {format_size(budget.budget_bytes)}"
-            )
+    choice = None if budget is None else MODELS[memory_model](outline, budget.budget_bytes, budget.runtime)
     return CutReport(
         model=model,
         operations=outline.n,
@@ -202,8 +190,8 @@ def cut_report(model: str, outline: Outline, memory_model: MemoryModelName, budg
         budget=budget,
         rows=rows,
         whole=whole,
-        chosen=chosen,
-        refusal=refusal,
+        chosen=choice.k if isinstance(choice, ChosenCut) else None,
+        refusal="" if choice is None or isinstance(choice, ChosenCut) else choice.reason,
         smallest=min(legal, key=lambda each: (each.feature_bytes_int8, each.k)).k if legal else None,
         deepest=max((each.k for each in legal if each.fits), default=None),
     )
@@ -214,12 +202,6 @@ def _needs(outline: Outline, memory_model: MemoryModelName, budget: Budget | Non
     if memory_model == "peak":
         return runtime_peaks(outline, budget.runtime if budget else DEFAULT_RUNTIME)
     return [operation.cumulative_bytes for operation in outline.operations]
-
-
-def _chosen(outline: Outline, memory_model: MemoryModelName, budget: Budget) -> int | None:
-    if memory_model == "peak":
-        return choose_peak(outline, budget.budget_bytes, budget.runtime).k
-    return choose_cumulative(outline, budget.budget_bytes).k
 
 
 def _float_bytes(tensor: TensorInfo) -> int:

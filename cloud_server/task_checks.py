@@ -96,6 +96,6 @@ def check_model(name: str, model: Outline, task: TaskFacts) -> None:
     output = model.outputs[0]
     if task.metric == "accuracy" and (len(output.shape) != 1 or output.shape[0] < max(task.classes, 2)):
         raise ModelError(
-            f"model {name!r}: its first output has the shape {list(output.shape)}; the accuracy of the task "
-            f"{task.name!r} needs one number for each of its {task.classes} classes"
+            f"model {name!r}: its first output, {output.name!r}, has the shape {list(output.shape)}; "
+            f"the accuracy of the task {task.name!r} needs one number for each of its {task.classes} classes"
         )

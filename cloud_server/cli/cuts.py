@@ -15,7 +15,8 @@ from edge_sdk.sizes import format_size
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cloud_server.cut_report import Budget, CutReport, CutRow, MemoryModelName
+    from cloud_server.allocation.settings import MemoryModelName
+    from cloud_server.cut_report import Budget, CutReport, CutRow
     from converters.graph import TensorInfo
 
 

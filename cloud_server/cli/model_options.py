@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cloud_server.allocation.settings import MEMORY_MODELS, AllocationSettings
 from edge_sdk.command import SizeType
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 InputShape = tuple[str | None, tuple[int, ...]]
-
-# As :data:`cloud_server.cut_report.MEMORY_MODELS`, which is heavy to import; the first is the default.
-MEMORY_MODELS = ("peak", "cumulative")
 
 
 class InputShapeType(click.ParamType[InputShape]):
@@ -151,7 +149,7 @@ _BUDGET_OPTIONS = (
     click.option(
         "--memory-model",
         type=click.Choice(MEMORY_MODELS),
-        default=MEMORY_MODELS[0],
+        default=AllocationSettings(task="").memory_model,
         show_default=True,
         help="The rule that picks the cut for a memory budget: the deepest whose predicted growth of the process fits, "
         "or the classic sum of layer sizes.",

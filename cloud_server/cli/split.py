@@ -14,7 +14,8 @@ from edge_sdk.errors import ConfigError, DoesNotFitError
 from edge_sdk.sizes import format_size
 
 if TYPE_CHECKING:
-    from cloud_server.cut_report import Budget, MemoryModelName
+    from cloud_server.allocation.settings import MemoryModelName
+    from cloud_server.cut_report import Budget
     from cloud_server.models import CalibrationData, ModelSource
     from converters import Outline, Precision
     from edge_sdk.bundle import Bundle

@@ -58,7 +58,7 @@ def verify(
     with the whole model. Ends with 1 when a file differs, something does not run, an output's noise is above a quarter
     of its signal, or a classifier prefers the same class in fewer than 90 % of real samples.
     """
-    from cloud_server.cli.output import print_json
+    from cloud_server.cli.output import print_json, stderr
     from edge_sdk.bundle import Bundle
 
     opened = Bundle.open(bundle)
@@ -75,6 +75,8 @@ def verify(
         samples, classifier = _samples(data, source)
         found = _verify(opened, source, samples, classifier=classifier)
         problems += _problems(found, real=samples is not None, required=model is not None)
+        if found.model_error and model is None:
+            stderr().print(f"not compared with the model of that name: {found.model_error}", soft_wrap=True)
     document = _document(opened, found, source, samples, problems)
     if as_json:
         print_json(document)

@@ -94,7 +94,7 @@ def test_the_peak_of_the_device_s_runtime_decides(budget: Budget, chosen: int | 
     assert [cut["fits"] for cut in document["cuts"]] == [
         peak <= budget.budget_bytes for peak in PEAKS[budget.runtime][:3]
     ]
-    assert ("1.4 kB by the memory model 'peak'" in found.refusal) == (chosen is None)
+    assert ("by 1.4 kB, the budget is 1.4 kB" in found.refusal) == (chosen is None)
     assert f"predicted peak, {budget.runtime}" in terminal_plot(found)
 
 

@@ -253,3 +253,15 @@ def test_a_head_that_saturates_falls_short(document: Document, files: Path, tmp_
     assert found["relative_error"] > 0.25
     assert "the noise of an output" in found["problems"][0]
     assert found["runtimes"]["litert"]["ok"]
+
+
+def test_a_model_of_several_inputs_goes_by_their_names(
+    document: Document, error: Told, files: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    split = ("split", files / "pair.keras", "--cut", "mix", "--out", out, "--calibration")
+    assert "expected the inputs ['left', 'right'], got ['picture']" in error(*split, files / "calibration.npz")
+    document(*split, files / "pair.npz")
+    found = document("verify", out, "--model", files / "pair.keras", "--data", files / "pair.npz")
+    assert (found["ok"], found["samples"], found["top1_agreement"]) == (True, 20, None)
+    assert "takes the inputs left, right" in error("verify", out, "--data", files / "calibration.npz")

@@ -23,6 +23,7 @@ from cloud_server.allocation.task_data import task_data
 from cloud_server.engines.tensorflow_engine import TensorFlowEngine
 from cloud_server.home import Home
 from cloud_server.library import Library
+from cloud_server.models import LoadOptions, file_source
 from cloud_server.registry import Registry
 from cloud_server.registry.records import RunState
 from converters import Workshop
@@ -30,6 +31,7 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.errors import ConfigError
 from edge_sdk.head import Head
 from edge_sdk.protocol import DeviceState, Emulation, InstallReport, Register, Resources
+from zoo_keras.samples import Samples
 
 BUDGETS = {"board": 200, "camera": 100_000}
 
@@ -55,7 +57,7 @@ class LocalFleet:
         self.inputs.append(inputs)
         return dict.fromkeys(inputs, str(len(self.inputs) - 1))
 
-    def install(self, device_id: str, digest: str) -> InstallReport:
+    def install(self, device_id: str, digest: str, **_: Any) -> InstallReport:
         self.heads[device_id] = head = Head(self.bundles[digest])
         return InstallReport(
             bundle=digest,
@@ -185,3 +187,13 @@ def test_a_task_is_found_with_its_models_or_told(
         again = task_data("halves", library).recipes["narrow"]
         assert again.fingerprint == recipe.fingerprint
         assert dataclasses.replace(recipe, model_name="other") != again
+
+
+def test_a_whole_model_predicts_whatever_the_structure_of_its_ends(files: Path, tmp_path: Path) -> None:
+    from tiny_models import two_input_samples
+
+    recipe = file_source(files / "pair.keras", LoadOptions()).recipe(None)
+    samples = Samples(inputs=two_input_samples(20), labels=np.zeros(20, np.int64))
+    with closing(Predictions(tmp_path)) as predictions:
+        outputs = predictions.of(recipe, samples)
+    assert [output.shape for output in outputs] == [(20, 3), (20, 1)]

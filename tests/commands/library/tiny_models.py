@@ -52,6 +52,22 @@ def build(filters, *, classes=2, name=None, custom=False, shape=SHAPE):
     return model
 
 
+def two_inputs():
+    """A model with a list of inputs and a dict of outputs, whose first in Keras's order is ``class``."""
+    import keras
+
+    left, right = keras.Input((6,), name="left"), keras.Input((4,), name="right", dtype="int32")
+    words = keras.layers.Flatten()(keras.layers.Embedding(10, 3)(right))
+    mixed = keras.layers.Dense(8, activation="relu", name="mix")(keras.layers.Concatenate()([left, words]))
+    return keras.Model([left, right], {"extra": keras.layers.Dense(1)(mixed), "class": keras.layers.Dense(3)(mixed)})
+
+
+def two_input_samples(count):
+    """What it takes, by name, not in its order."""
+    rng = np.random.default_rng(4)
+    return {"right": rng.integers(0, 10, (count, 4)), "left": rng.normal(size=(count, 6)).astype(np.float32)}
+
+
 def make_files(folder: Path) -> None:
     """All models and sets that the tests use."""
     build(2).save(folder / "narrow.keras")
@@ -60,6 +76,8 @@ def make_files(folder: Path) -> None:
     build(2, custom=True).save(folder / "custom.keras")
     build(2, shape=(None, None, 1)).save(folder / "free.keras")
     build(2, shape=(4, 4, 1)).save(folder / "small.keras")
+    two_inputs().save(folder / "pair.keras")
+    np.savez(folder / "pair.npz", **two_input_samples(20))
     for name, count, seed in (("validation", 60, 1), ("calibration", 40, 2), ("test", 50, 3)):
         pictures, labels = samples(count, seed)
         np.savez(folder / f"{name}.npz", picture=pictures, labels=labels)
