@@ -24,6 +24,7 @@
     ├── DeadlineExceededError               DEADLINE_EXCEEDED    the time budget ran out
     ├── OverloadedError                     OVERLOADED           a bounded queue is full
     ├── DeviceUnreachableError              DEVICE_UNREACHABLE   a device vanished or made no progress
+    ├── StorageError                        STORAGE              a disk is full, read-only, broken or not ours
     ├── RemoteInternalError                 INTERNAL             the peer failed in an unforeseen way
     ├── PeerUnreachableError                exit 4; no peer answers at that endpoint
     │   ├── GoingAwayError                  GOING_AWAY           the peer is stopping and takes nothing new
@@ -169,6 +170,15 @@ class DeviceUnreachableError(SplitfleetError):
 
     exit_code = 4
     wire_code = "DEVICE_UNREACHABLE"
+
+
+class StorageError(SplitfleetError):
+    """A file could not be read or written: the disk is full, read-only or broken, or a folder is not ours.
+
+    Not about what was asked for: it may well succeed once the disk is in order.
+    """
+
+    wire_code = "STORAGE"
 
 
 class RemoteInternalError(SplitfleetError):
