@@ -40,7 +40,7 @@ class BlobCalls:
 
     def _stat(self, message: Message) -> Answer:
         asked = StatBlob.from_body(message.body)
-        return {"size": self._repository.size(asked.sha256)}, ()
+        return {"size": self._repository.sound_size(asked.sha256)}, ()
 
     def _fetch(self, message: Message) -> Answer:
         asked = FetchBlob.from_body(message.body)

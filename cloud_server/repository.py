@@ -26,7 +26,7 @@ from io import BufferedRandom, BufferedReader
 from pathlib import Path
 
 from edge_sdk.bundle import Bundle, file_sha256
-from edge_sdk.errors import BundleError, IntegrityError, InvalidInputError, UnknownBlobError
+from edge_sdk.errors import BundleError, ConfigError, IntegrityError, InvalidInputError, UnknownBlobError
 from edge_sdk.manifest import MANIFEST_FILE, FileEntry, Manifest, parse
 from edge_sdk.wire import is_digest
 
@@ -41,10 +41,15 @@ class ArtifactRepository:
     """The blobs in folder ``path``, which is created when missing. All methods may be called from any thread."""
 
     def __init__(self, path: Path) -> None:
+        """Raises :class:`ConfigError` where no such folder can be made."""
         self._blobs = path / "blobs"
         self._partial = path / "partial"
-        self._blobs.mkdir(parents=True, exist_ok=True)
-        self._partial.mkdir(exist_ok=True)
+        self._sound: dict[str, tuple[int, int, int]] = {}
+        try:
+            self._blobs.mkdir(parents=True, exist_ok=True)
+            self._partial.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be made the model repository ({error.strerror})") from None
         self._remove_abandoned()
 
     def has(self, sha256: str) -> bool:
@@ -56,6 +61,25 @@ class ArtifactRepository:
             return self._path(sha256).stat().st_size
         except FileNotFoundError:
             return None
+
+    def sound_size(self, sha256: str) -> int | None:
+        """Bytes of a blob whose content is right; one that is damaged is dropped, so that it can be put again.
+
+        Whoever uploads asks this: a blob of the right size alone would be taken for the right blob for ever. The file
+        is hashed once, and again when it has changed.
+        """
+        path = self._path(sha256)
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            return None
+        state = (status.st_ino, status.st_mtime_ns, status.st_size)
+        if self._sound.get(sha256) != state:
+            self._discard(sha256)
+            if not path.is_file():
+                return None
+            self._sound[sha256] = state
+        return status.st_size
 
     def read(self, sha256: str, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``offset``, fewer at the end of the blob.
@@ -80,12 +104,10 @@ class ArtifactRepository:
         if size < 0 or offset < 0:
             raise InvalidInputError(f"blob {sha256}: size {size} and offset {offset} must not be negative")
         with self._writing(sha256) as file:
-            complete = self.size(sha256)
+            complete = self.sound_size(sha256)
             if complete is not None and complete != size:
-                self._discard(sha256)
-                if self.has(sha256):
-                    raise InvalidInputError(f"blob {sha256} has {complete} bytes, a put says {size}")
-            elif complete is not None:
+                raise InvalidInputError(f"blob {sha256} has {complete} bytes, a put says {size}")
+            if complete is not None:
                 file.truncate(0)
                 return complete
             received = os.fstat(file.fileno()).st_size
@@ -237,7 +259,7 @@ class ArtifactRepository:
 
     def _add_file(self, source: Path, sha256: str) -> None:
         path = self._path(sha256)
-        if path.is_file():
+        if self.sound_size(sha256) is not None:
             return
         digest = hashlib.sha256()
         descriptor, name = tempfile.mkstemp(suffix=".copy", dir=self._partial)

@@ -25,6 +25,8 @@ MAX_FILE_BYTES = 1_000_000
 MAX_NODES = 50_000
 MAX_DEPTH = 32
 MAX_SHOWN = 80
+# A pebibyte: what exceeds it is a slip, and no other program should have to count that far.
+MAX_SIZE_BYTES = 2**50
 
 Location = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -45,7 +47,7 @@ def _size(value: Any) -> Any:
         raise ValueError(error.message) from None
 
 
-Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0, le=MAX_SIZE_BYTES)]
 """A size of memory, more than none: text such as ``512MB``, or a whole number of bytes. Its value is in bytes."""
 
 
@@ -101,6 +103,8 @@ def read_document(path: Path | str) -> Document:
             content = None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply") from None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)

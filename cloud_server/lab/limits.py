@@ -114,12 +114,16 @@ class Groups:
     def open(cls, mount: Path, version: int) -> Self:
         """Remove what killed labs have left, make this lab's folder. Raises ``OSError`` where that is forbidden."""
         groups = cls(mount, version)
-        groups._root.mkdir(exist_ok=True)
         for folder in sorted(groups._root.glob("lab-*-*-*")):
             pid, start = folder.name.split("-")[1:3]
             if _started(int(pid)) != start:
                 _remove(folder)
-        groups._folder.mkdir()
+        # Another lab that ends may remove the folder of all labs at any time until ours is in it.
+        while True:
+            groups._root.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                groups._folder.mkdir()
+                break
         try:
             if version == 2:
                 for parent in (mount, groups._root, groups._folder):
@@ -131,7 +135,8 @@ class Groups:
 
     def limit(self, device_id: str, ram_bytes: int) -> Group:
         """The group of a device, empty yet."""
-        path = self._folder / device_id
+        # Prefixed, since a device may be called as one of the files that the kernel puts there.
+        path = self._folder / f"device-{device_id}"
         path.mkdir()
         limit, swap = {
             1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
@@ -182,8 +187,14 @@ def _started(pid: int) -> str | None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a lab's folder of groups; its processes belong to a lab that is gone or going."""
-    groups = [path for path in folder.iterdir() if path.is_dir()]
+    """Remove a lab's folder of groups; its processes belong to a lab that is gone or going.
+
+    Two labs may clean up the same leftovers at the same time.
+    """
+    try:
+        groups = [path for path in folder.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return
     deadline = time.monotonic() + REMOVE_TIMEOUT_S
     for group in [*groups, folder]:
         while True:
@@ -192,6 +203,8 @@ def _remove(folder: Path) -> None:
                     os.kill(int(pid), signal.SIGKILL)
             try:
                 group.rmdir()
+                break
+            except FileNotFoundError:
                 break
             except OSError as error:
                 # A killed process stays in its group until its memory is given back.

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_second_version_of_cgroups(second_version: Path) -> None:
     limits = Groups.open(second_version, 2)
     assert (second_version / "cgroup.subtree_control").read_text() == "+memory"
     limit = limits.limit("board", 1_000_000)
-    folder = next(second_version.glob("splitfleet/lab-*/board"))
+    folder = next(second_version.glob("splitfleet/lab-*/device-board"))
     assert (folder / "memory.max").read_text() == "1000000"
     # A kernel without swap accounting has no such file.
     assert not (folder / "memory.swap.max").exists()
@@ -156,3 +157,21 @@ def test_a_command_whose_lab_is_gone_does_not_start() -> None:
     command = [sys.executable, "-I", "-S", str(CONFINE), "--parent", "1", "--", "echo", "started"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout, result.stderr) == (1, "", "the lab is gone\n")
+
+
+def test_labs_that_start_at_once_clean_up_the_same_leftovers(tmp_path: Path) -> None:
+    """Whoever comes second finds groups gone that it has just seen, or the folder of all labs."""
+    for _ in range(30):
+        for number in range(4):
+            (tmp_path / "splitfleet" / f"lab-{2**22 + number}-1-0" / "device-a").mkdir(parents=True)
+        with ThreadPoolExecutor(4) as pool:
+            labs = list(pool.map(lambda _: Groups.open(tmp_path, 1), range(4)))
+            assert [path.name for path in (tmp_path / "splitfleet").glob(f"lab-{2**22}*")] == []
+            list(pool.map(Groups.close, labs))
+    assert not (tmp_path / "splitfleet").exists()
+
+
+def test_a_device_may_be_called_as_a_file_of_the_kernel(tmp_path: Path) -> None:
+    limits = Groups.open(tmp_path, 1)
+    (limits._folder / "cgroup.procs").touch()
+    assert limits.limit("cgroup.procs", 10**6).path.is_dir()

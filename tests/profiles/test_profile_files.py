@@ -144,6 +144,8 @@ def test_several_mistakes_come_at_once_in_the_order_of_lines(tmp_path: Path) -> 
         ("just text", "an object"),
         ("a: [1, 2\nb: 3\n", "line 2: not valid YAML"),
         ("a: &x [*x]\n", "nested too deeply"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{a: " * 5_000, "nested too deeply"),
         ("a: 1\n---\nb: 2\n", "not valid YAML"),
         ("\x00", "not valid YAML"),
         ("? [1, 2]\n: 3\n", "unhashable key"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cloud_server.repository import ArtifactRepository
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import BundleError, IntegrityError, InvalidInputError, UnknownBlobError
+from edge_sdk.errors import BundleError, ConfigError, IntegrityError, InvalidInputError, UnknownBlobError
 from edge_sdk.manifest import MANIFEST_FILE
 
 
@@ -80,6 +80,27 @@ def test_a_blob_is_what_its_chunks_were_however_cut_and_resumed(tmp_path_factory
         assert ArtifactRepository(folder).put(name, size=len(data), offset=begin, chunk=data[begin:end]) == end
     assert ArtifactRepository(folder).read(name, 0, 1000) == data
     assert files(folder) == [f"blobs/{name[:2]}/{name}"]
+
+
+def test_a_damaged_blob_of_the_right_size_is_dropped_before_a_new_put(repository, folder):
+    data = b"all of the bytes"
+    sha256 = hashlib.sha256(data).hexdigest()
+    assert repository.put(sha256, size=len(data), offset=0, chunk=data) == len(data)
+    assert repository.sound_size(sha256) == len(data)
+    path = folder / "blobs" / sha256[:2] / sha256
+    path.chmod(0o644)
+    path.write_bytes(data[::-1])
+    os.utime(path, ns=(1, 1))
+    assert repository.sound_size(sha256) is None
+    assert repository.put(sha256, size=len(data), offset=0, chunk=data) == len(data)
+    assert repository.read(sha256, 0, 99) == data
+
+
+def test_a_folder_that_cannot_be_made_is_told(folder):
+    (folder / "file").parent.mkdir(parents=True, exist_ok=True)
+    (folder / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be made the model repository"):
+        ArtifactRepository(folder / "file")
 
 
 @pytest.mark.parametrize("offset", [0, 3, 5, 9, 1000])
