@@ -29,7 +29,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 @click.command()
 @click.option("--server", required=True, metavar="ENDPOINT", help="Where the server listens, tcp://HOST:PORT.")
 @click.option("--device-id", metavar="ID", help="Name in the fleet, else that of --key, else one that the store keeps.")
-@click.option("--store", type=click.Path(path_type=Path), help="Folder for bundles; one agent at a time.")
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    help="Folder for bundles, one for each device.  [default: $SPLITFLEET_EDGE_STORE or the user's data folder]",
+)
 @click.option("--model-ram", type=SizeType(), metavar="SIZE", help="Memory budget of a model, such as 8MB.")
 @click.option(
     "--ram-share",
