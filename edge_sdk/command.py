@@ -78,7 +78,10 @@ def run(command: click.Command, program: str) -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in CLOUD_MODULES:
             _unforeseen(error, program)
-        fail(f"{program} needs the package {missing!r}: install it with  pip install 'splitfleet[cloud]'", 1)
+        fail(
+            f"{program} needs the package {missing!r}, which the extra 'cloud' brings: pip install '.[cloud]' in a clone",
+            1,
+        )
     except Exception as error:
         _unforeseen(error, program)
 

@@ -31,7 +31,7 @@ def end_of(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
     [
         ("raise InfeasibleError('nothing fits')", 3, "error: nothing fits"),
         ("import tensorflow_that_is_missing", 1, "error: splitfleet failed in an unforeseen way, ModuleNotFoundError"),
-        ("raise ModuleNotFoundError('x', name='sqlalchemy.orm')", 1, "pip install 'splitfleet[cloud]'"),
+        ("raise ModuleNotFoundError('x', name='sqlalchemy.orm')", 1, "pip install '.[cloud]'"),
         ("1 / 0", 1, "error: splitfleet failed in an unforeseen way, ZeroDivisionError"),
         ("raise KeyboardInterrupt", 1, "Aborted!"),
         ("raise click.UsageError('which?')", 2, "which?"),
