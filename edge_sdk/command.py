@@ -79,7 +79,8 @@ def run(command: click.Command, program: str) -> None:
         if missing not in CLOUD_MODULES:
             _unforeseen(error, program)
         fail(
-            f"{program} needs the package {missing!r}, which the extra 'cloud' brings: pip install '.[cloud]' in a clone",
+            f"{program} needs the package {missing!r}, which the extra 'cloud' brings: "
+            "pip install '.[cloud]' in a clone",
             1,
         )
     except Exception as error:
