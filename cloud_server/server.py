@@ -22,18 +22,27 @@ from cloud_server.fleet_calls import DeviceRegistry, FleetCalls
 from cloud_server.guard import Guard
 from cloud_server.lanes import Lane
 from cloud_server.ledger import Request
+from cloud_server.metrics import Metrics
 from cloud_server.router import Router
-from cloud_server.switchboard import Handler, Switchboard, error_message
+from cloud_server.switchboard import Handler, Switchboard
 from cloud_server.tail_calls import TailCalls
 from cloud_server.tails import TailHost
-from edge_sdk.errors import GoingAwayError, ProtocolError, UnauthorizedError, UnknownMethodError
-from edge_sdk.wire import Message, MessageType, decode, request_id_of
+from edge_sdk.errors import (
+    GoingAwayError,
+    ProtocolError,
+    UnauthorizedError,
+    UnknownMethodError,
+    UnsupportedVersionError,
+)
+from edge_sdk.wire import Message, MessageType, decode, error_message, request_id_of
 
 _LOG = logging.getLogger(__name__)
 _SWEEP_S = 0.25
 # Messages taken in before finished work is sent out: both keep flowing under load.
 _RECEIVED_AT_ONCE = 32
-_STOP_WITHIN_S = 5.0
+GRACE_S = 5.0
+# Without a turn for that long the I/O thread hangs; idle, it makes several a second.
+_ALIVE_WITHIN_S = 5.0
 _JOIN_WITHIN_S = 1.0
 
 
@@ -54,7 +63,9 @@ class Server:
         tails: TailHost,
         blobs: BlobCalls,
         registry: ServerRegistry,
+        grace_s: float = GRACE_S,
     ) -> None:
+        """``grace_s``: how long what is under way may take to end once the server stops."""
         self.endpoint = router.endpoint
         self._router = router
         self._registry = registry
@@ -62,8 +73,15 @@ class Server:
         # Without one, which takes a router without CURVE, everybody may do everything.
         self._guard = router.guard
         self._switchboard = Switchboard(router)
+        self._metrics = Metrics(
+            tails=tails,
+            kind_of=fleet.profile_of,
+            dropped=self._switchboard.dropped,
+            devices_online=fleet.online,
+        )
+        self._switchboard.on_end = self._metrics.ended
         self._fleet_calls = FleetCalls(self._switchboard, fleet, registry, router.guard)
-        self._tail_calls = TailCalls(self._switchboard, tails)
+        self._tail_calls = TailCalls(self._switchboard, tails, self._metrics.computed)
         self._reading = Lane("blob reads", threads=2, capacity=1024)
         self._writing = Lane("blob writes", capacity=1024)
         self._methods: dict[str, Handler] = {
@@ -72,8 +90,10 @@ class Server:
             **self._in_lane(self._reading, blobs.reading),
             **self._in_lane(self._writing, blobs.writing),
         }
+        self._grace_s = grace_s
         self._stopping = False
         self._next_sweep = 0.0
+        self._last_turn: float | None = None
 
     @property
     def dropped(self) -> Counter[str]:
@@ -81,12 +101,34 @@ class Server:
         return self._switchboard.dropped
 
     def stop(self) -> None:
-        """Have :meth:`run` end: what is under way gets its answer, or a typed error after a few seconds.
+        """Have :meth:`run` end: all peers are told at once, nothing new is taken, what is under way gets its answer, or
+        a typed error when the grace period is over.
 
         May be called from any thread and from a signal handler.
         """
         self._stopping = True
         self._switchboard.mailbox.wake()
+
+    def ailment(self) -> str | None:
+        """Why it is not alive, if so. May be asked from any thread, as may the next two."""
+        if self._last_turn is not None and self._switchboard.clock() - self._last_turn > _ALIVE_WITHIN_S:
+            return f"the I/O thread has made no turn for more than {_ALIVE_WITHIN_S:g} s"
+        return None
+
+    def hindrance(self) -> str | None:
+        """Why it does not serve all that it should, if so."""
+        missing = self._tail_calls.missing()
+        if self._stopping:
+            return "the server is stopping"
+        if missing is None:
+            return "the server is starting"
+        if missing:
+            return f"tails of accepted allocations that are not loaded: {', '.join(sorted(missing))}"
+        return None
+
+    def exposition(self) -> bytes:
+        """Its figures, in Prometheus' text form."""
+        return self._metrics.exposition()
 
     def run(self) -> bool:
         """Serve until :meth:`stop`. Returns whether all threads ended; one that loads a tail may still be at it."""
@@ -100,7 +142,8 @@ class Server:
                 poller.poll(self._sleep_ms())
                 self._turn()
                 if self._stopping and stop_by is None:
-                    stop_by = self._switchboard.clock() + _STOP_WITHIN_S
+                    stop_by = self._switchboard.clock() + self._grace_s
+                    self._switchboard.notify_all(_stopping())
                     self._fleet_calls.stop(_stopping())
             except Exception:
                 _LOG.exception("unexpected failure in the I/O loop")
@@ -121,7 +164,7 @@ class Server:
         for entry in self._switchboard.mailbox.drain():
             entry()
         self._switchboard.expire()
-        now = self._switchboard.clock()
+        now = self._last_turn = self._switchboard.clock()
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S
             self._fleet_calls.sweep()
@@ -173,8 +216,12 @@ class Server:
     ) -> None:
         """A message that breaks the wire format: whoever waits for its answer, or for it as an answer, is told.
 
-        One that nobody may send is no answer to anything.
+        One that nobody may send is no answer to anything. Of one of another version not even the id can be made out;
+        so that its sender learns why nobody answers, it gets a notice, in version 1. Not for an ERROR, though: two
+        that refuse each other's refusals would not end.
         """
+        if isinstance(error, UnsupportedVersionError) and frames[0][5] != MessageType.ERROR:
+            self._switchboard.notify(peer, error)
         request_id = request_id_of(frames)
         if request_id is None:
             self.dropped["malformed messages"] += 1

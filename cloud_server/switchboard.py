@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -19,16 +19,18 @@ from cloud_server.mailbox import Mailbox
 from cloud_server.router import Delivery, Router
 from edge_sdk.errors import (
     DeadlineExceededError,
+    OverloadedError,
     ProtocolError,
     RemoteInternalError,
     SplitfleetError,
-    to_wire,
 )
-from edge_sdk.wire import Message, MessageType, Tensor
+from edge_sdk.wire import NOTICE_ID, Message, MessageType, Tensor, error_message
 
 _LOG = logging.getLogger(__name__)
-# Leaves room for the rest in a header of 16 KiB, whatever the text is encoded to.
-_MAX_MESSAGE_CHARS = 2000
+# Who asked last is told when the server stops; more than that many need not be remembered.
+_MAX_PEERS = 4096
+# They come by the thousand just when there is no time to write them down.
+_EXPECTED = frozenset({DeadlineExceededError.wire_code, OverloadedError.wire_code})
 
 T = TypeVar("T")
 Handler = Callable[[Request, Message], None]
@@ -43,6 +45,8 @@ class Switchboard:
         self.clock = clock
         self.mailbox = Mailbox()
         self.dropped: Counter[str] = Counter()
+        self.on_end: Callable[[Request, Message], None] = lambda request, message: None
+        self._peers: OrderedDict[bytes, None] = OrderedDict()
 
     @property
     def under_way(self) -> int:
@@ -55,6 +59,10 @@ class Switchboard:
     def begin(self, peer: bytes, message: Message, *, key: str | None = None) -> Request | None:
         """The request that ``message`` opens; ``None``, and counted, when its id is under way already."""
         request = self._ledger.begin(peer, message, self.clock(), key=key)
+        self._peers[peer] = None
+        self._peers.move_to_end(peer)
+        if len(self._peers) > _MAX_PEERS:
+            self._peers.popitem(last=False)
         if request is None:
             self.dropped["requests with an id that is under way"] += 1
         return request
@@ -79,6 +87,8 @@ class Switchboard:
         if not self._ledger.end(request):
             self.dropped["late outcomes"] += 1
             return
+        self.on_end(request, message)
+        _log_end(request, message, self.clock() - request.received_at)
         try:
             self.send(request.peer, message)
         except ProtocolError as error:
@@ -92,6 +102,15 @@ class Switchboard:
         if delivery is not Delivery.SENT:
             self.dropped[f"messages to peers that are {delivery.value}"] += 1
         return delivery
+
+    def notify(self, peer: bytes, error: SplitfleetError) -> None:
+        """Tell a peer what is no answer to any of its requests, but concerns them all."""
+        self.send(peer, error_message(NOTICE_ID, error))
+
+    def notify_all(self, error: SplitfleetError) -> None:
+        """Tell all peers that asked something."""
+        for peer in self._peers:
+            self.notify(peer, error)
 
     def expire(self) -> None:
         """End the requests whose budget ran out."""
@@ -129,16 +148,28 @@ class Switchboard:
             self.fail(request, error)
 
 
-def error_message(request_id: int, error: Exception) -> Message:
-    """An ERROR that surely fits: details that do not are left out."""
-    body = to_wire(error)
-    body["message"] = body["message"][:_MAX_MESSAGE_CHARS]
-    if len(repr(body["details"])) > _MAX_MESSAGE_CHARS:
-        body["details"] = {}
-    return Message(type=MessageType.ERROR, request_id=request_id, body=body)
-
-
 def too_late(request: Request) -> DeadlineExceededError:
     """The end of a request that nobody waits for any more."""
     budget_s = (request.deadline or request.received_at) - request.received_at
     return DeadlineExceededError(f"{request.method}: its time budget of {budget_s * 1000:.0f} ms ran out")
+
+
+def _log_end(request: Request, message: Message, dwell_s: float) -> None:
+    outcome = str(message.body.get("code")) if message.type is MessageType.ERROR else "OK"
+    level = logging.DEBUG if outcome == "OK" or outcome in _EXPECTED else logging.INFO
+    if not _LOG.isEnabledFor(level):
+        return
+    peer = request.peer.hex()
+    facts: dict[str, Any] = {
+        "id": request.id,
+        "peer": peer,
+        "method": request.method[:80],
+        "bundle": request.bundle,
+        "outcome": outcome,
+        "dwell_s": dwell_s,
+    }
+    if message.type is MessageType.RESULT:
+        facts |= message.body
+    reason = f": {message.body.get('message')}" if message.type is MessageType.ERROR else ""
+    text = f"request {request.id} of {peer}, {request.method[:80]}: {outcome}{reason}"
+    _LOG.log(level, "%s", text, extra={"request": facts})

@@ -113,11 +113,14 @@ class Agent:
     def _keep_registered(self, channel: Channel) -> None:
         """Register on each new connection and send heartbeats between, until :meth:`stop`.
 
-        Raises :class:`UnauthorizedError` when the server does not allow our key, or not any more.
+        Raises :class:`UnauthorizedError` when the server does not allow our key, or not any more, and
+        :class:`PeerUnreachableError` when the channel is of no more use.
         """
         registered = 0
         heartbeat_s = HEARTBEAT_S
         while not self._stop.is_set():
+            if channel.ended:
+                raise PeerUnreachableError(f"the connection to {self._settings.server} failed inside")
             connection = channel.connections
             try:
                 if registered != connection:
@@ -150,7 +153,9 @@ class Agent:
             instance=self._instance,
         )
         answer = self._ask(channel, registration)
-        logger.info("registered at %s as %s", settings.server, settings.device_id)
+        logger.info(
+            "registered at %s as %s; bundles are kept in %s", settings.server, settings.device_id, self._store.path
+        )
         heartbeat_s = answer.get("heartbeat_s")
         return heartbeat_s if isinstance(heartbeat_s, float) and 0 < heartbeat_s <= 60 else HEARTBEAT_S
 
@@ -175,7 +180,9 @@ class Agent:
             return self._install(Install.from_body(message.body)).to_body(), ()
         if message.method == Run.method:
             return self._run(Run.from_body(message.body))
-        raise UnknownMethodError(f"a device has no method {message.method!r}: it takes device.install and device.run")
+        raise UnknownMethodError(
+            f"a device has no method {(message.method or '')[:80]!r}: it takes device.install and device.run"
+        )
 
     def _install(self, request: Install) -> InstallReport:
         began_at = time.monotonic()
@@ -194,7 +201,7 @@ class Agent:
             _require_fit(peak_bytes, request.memory_limit_bytes, bundle.digest)
         self._load(bundle)
         self._store.activate(bundle.digest)
-        logger.info("installed bundle %s", bundle.digest[:12])
+        logger.info("installed bundle %s", bundle.path)
         return InstallReport(
             bundle=bundle.digest,
             runtime=self._runtime if has_head else "none",

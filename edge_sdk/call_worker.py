@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edge_sdk.errors import DeadlineExceededError, OverloadedError, SplitfleetError, to_wire
-from edge_sdk.wire import Message, MessageType, Tensor
+from edge_sdk.errors import DeadlineExceededError, OverloadedError, RemoteInternalError, SplitfleetError
+from edge_sdk.wire import Message, MessageType, Tensor, error_message
 
 MAX_CALLS_WAITING = 16
 RETRY_AFTER_S = 1.0
@@ -62,9 +62,13 @@ class CallWorker:
             except Exception as error:
                 if not isinstance(error, SplitfleetError):
                     logger.exception("the call %r failed in an unforeseen way", call.method)
-                self._answer(error_message(call, error))
+                self._fail(call, error)
 
-
-def error_message(request: Message, error: BaseException) -> Message:
-    """The ERROR that answers ``request``."""
-    return Message(type=MessageType.ERROR, request_id=request.request_id, bundle=request.bundle, body=to_wire(error))
+    def _fail(self, call: Message, error: Exception) -> None:
+        """Whatever becomes of this answer, the thread must go on to the next call."""
+        try:
+            self._answer(error_message(call.request_id, error))
+        except Exception:
+            logger.exception("the error that ended the call %r cannot be told", call.method)
+            with contextlib.suppress(Exception):
+                self._answer(error_message(call.request_id, RemoteInternalError("the call failed; see the log")))

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import zmq
 
-from edge_sdk.call_worker import CallWorker, OnCall, error_message
+from edge_sdk.call_worker import CallWorker, OnCall
 from edge_sdk.dealer import Context, check_endpoint
 from edge_sdk.errors import PeerUnreachableError, ProtocolError, SplitfleetError, UnknownMethodError
 from edge_sdk.exchange import Exchange, Ledger
 from edge_sdk.keys import CurveKeys
 from edge_sdk.link import Change, Link
-from edge_sdk.wire import Frame, Message, MessageType, Tensor, decode, encode, request_id_of
+from edge_sdk.wire import Frame, Message, MessageType, Tensor, decode, encode, error_message, request_id_of
 
 MAX_PENDING = 1024
 JOIN_S = 5.0
@@ -116,6 +116,11 @@ class Channel:
     @property
     def connected(self) -> bool:
         return self._link.reason is None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it can never connect again: it was closed, or its I/O thread failed inside."""
+        return not self._thread.is_alive()
 
     def call(self, request: Request, *, tensors: Sequence[Tensor] = (), timeout_s: float) -> Message:
         """Ask ``request`` and wait for the REPLY.
@@ -270,7 +275,7 @@ class Channel:
             if message.type is MessageType.CALL:
                 self._take_call(message)
             elif message.type is MessageType.INFER:
-                self._answer(error_message(message, UnknownMethodError("this peer does not infer")))
+                self._answer(error_message(message.request_id, UnknownMethodError("this peer does not infer")))
             elif not self._ledger.answer(message, sum(len(frame) for frame in frames)):
                 logger.debug("dropped a late answer to request %d", message.request_id)
 
@@ -293,10 +298,10 @@ class Channel:
     def _take_call(self, message: Message) -> None:
         try:
             if self._worker is None:
-                raise UnknownMethodError(f"this peer takes no calls, got {message.method!r}")
+                raise UnknownMethodError(f"this peer takes no calls, got {(message.method or '')[:80]!r}")
             self._worker.take(message)
         except SplitfleetError as error:
-            self._answer(error_message(message, error))
+            self._answer(error_message(message.request_id, error))
 
     def _end_context(self) -> None:
         if self._own_context:

@@ -32,7 +32,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from edge_sdk.errors import ProtocolError, UnsupportedVersionError
+from edge_sdk.errors import ProtocolError, UnsupportedVersionError, to_wire
 
 MAGIC = b"SPLF"
 MAJOR = 1
@@ -42,6 +42,9 @@ MAX_TENSORS = 64
 MAX_RANK = 8
 MAX_TENSOR_BYTES = 256 * 1024 * 1024
 MAX_NAME_CHARS = 256
+# Text and details of an error together leave room for the rest of a header, whatever the text is encoded to.
+MAX_ERROR_CHARS = 2000
+MAX_ERROR_DETAILS_BYTES = 4 * 1024
 
 DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name).newbyteorder("<")
@@ -124,6 +127,24 @@ def encode(message: Message) -> list[Frame]:
     frames[0] = MAGIC + bytes((MAJOR, message.type, 0, len(message.tensors)))
     frames[1] = packed
     return frames
+
+
+def error_message(request_id: int, error: BaseException) -> Message:
+    """The ERROR that ends request ``request_id``. It surely can be encoded: a long text is cut, and details that are
+    large, or that the wire cannot say, are left out.
+    """
+    body = to_wire(error)
+    # Lone surrogates, as in the names of odd files, have no UTF-8.
+    body["message"] = body["message"][:MAX_ERROR_CHARS].encode(errors="replace").decode()
+    try:
+        details = msgpack.packb(body["details"], use_bin_type=True)
+        msgpack.unpackb(details, raw=False, strict_map_key=True)
+        sayable = len(details) <= MAX_ERROR_DETAILS_BYTES
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        sayable = False
+    if not sayable:
+        body["details"] = {}
+    return Message(type=MessageType.ERROR, request_id=request_id, body=body)
 
 
 def _portable(tensor: Tensor) -> tuple[Array, str]:

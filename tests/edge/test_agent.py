@@ -6,14 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from edge_sdk import SplitClient
+from edge_sdk.agent import Agent, AgentSettings
 from edge_sdk.errors import UnknownMethodError
 from edge_sdk.protocol import Install, InstallReport, Register, Run, RunReport
 from edge_sdk.runtime import choose_runtime
+from edge_sdk.store import DeviceStore
 from edge_sdk.wire import Message, MessageType
 
 
@@ -291,6 +294,46 @@ def test_it_registers_anew_after_a_reconnect(server, start_agent, wait_until, st
     peer.stop()
     server.peer = start_peer(server._handle, peer.endpoint)
     assert _registered(server, wait_until, 2).instance == server.registrations[0].instance
+
+
+def test_no_error_that_it_answers_with_ends_its_work(server, start_agent, wait_until, bundles):
+    """Its words for it have no room in a message."""
+    start_agent(server.peer.endpoint)
+    _registered(server, wait_until)
+    assert server.answer(server.ask("\x01" * 5000, {})).body["code"] == "UNKNOWN_METHOD"
+    assert server.answer(server.ask(Install.method, {"bundle": "\x01" * 5000})).type is MessageType.ERROR
+    digest = server.repository.add_bundle(bundles / "whole")
+    assert server.call(Install(bundle=digest)).type is MessageType.REPLY
+
+
+@pytest.fixture
+def start_agent_here(tmp_path):
+    """Start an agent in a thread of this process."""
+    agents = []
+
+    def start(endpoint):
+        store = DeviceStore.open(tmp_path / "store-here")
+        agent = Agent(AgentSettings(server=endpoint, device_id="d", model_ram_bytes=10**7), store)
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        agents.append((agent, thread, store))
+        return agent
+
+    yield start
+    for agent, thread, store in agents:
+        agent.stop()
+        thread.join()
+        store.close()
+
+
+def test_a_connection_that_fails_inside_is_made_anew(server, start_agent_here, wait_until, monkeypatch):
+    agent = start_agent_here(server.peer.endpoint)
+    _registered(server, wait_until)
+    broken = agent._channel
+    monkeypatch.setattr(broken, "_receive", lambda: 1 / 0)
+    _registered(server, wait_until, 2)
+    assert broken.ended
+    wait_until(lambda: agent._channel is not broken and len(server.heartbeats) > 3, "heartbeats")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -22,7 +22,7 @@ from edge_sdk.errors import (
     ProtocolError,
 )
 from edge_sdk.protocol import Heartbeat, StatBlob
-from edge_sdk.wire import Message, MessageType, Tensor, encode
+from edge_sdk.wire import Message, MessageType, Tensor, encode, error_message
 
 ASK = StatBlob(sha256="0" * 64)
 
@@ -297,6 +297,59 @@ def test_the_peer_calls(start_peer, wait_until):
     assert by_id[10].body == {"code": "INVALID_INPUT", "message": "not so", "details": {"n": 1}}
     assert by_id[11].body["code"] == "INTERNAL"
     assert by_id[12].body["code"] == "MALFORMED"
+
+
+def test_no_answer_ends_the_thread_that_works_on_calls(start_peer, wait_until, monkeypatch):
+    answers = {}
+
+    def keep(message, peer):
+        if message.type is MessageType.CALL:
+            return echo(message, peer)
+        answers[message.request_id] = message
+        return None
+
+    def on_call(message):
+        if message.method == "long":
+            raise InvalidInputError(repr("\x01" * 5000), much="x" * 20_000)
+        if message.method == "untellable":
+            raise ZeroDivisionError
+        return {"fine": True}, ()
+
+    def tell(request_id, error):
+        if isinstance(error, ZeroDivisionError):
+            raise MemoryError
+        return error_message(request_id, error)
+
+    monkeypatch.setattr("edge_sdk.call_worker.error_message", tell)
+    peer = start_peer(keep)
+    with Channel(peer.endpoint, on_call=on_call) as channel:
+        channel.call(ASK, timeout_s=30)
+        for number, method in enumerate(("long", "untellable", "fine")):
+            peer.send(call_message(number, method))
+        wait_until(lambda: len(answers) == 3, "three answers")
+    assert answers[0].body["code"] == "INVALID_INPUT"
+    assert answers[1].body["code"] == "INTERNAL"
+    assert answers[2].body == {"fine": True}
+
+
+def test_a_call_to_who_takes_none_with_a_method_that_is_long(start_peer, wait_until):
+    answers = []
+
+    def keep(message, peer):
+        if message.type is MessageType.CALL:
+            return echo(message, peer)
+        answers.append(message)
+        return None
+
+    peer = start_peer(keep)
+    with Channel(peer.endpoint) as channel:
+        channel.call(ASK, timeout_s=30)
+        peer.send(call_message(1, "\x01" * 5000))
+        wait_until(lambda: answers, "the answer")
+        channel.call(ASK, timeout_s=30)
+        assert not channel.ended
+    assert channel.ended
+    assert answers[0].body["code"] == "UNKNOWN_METHOD"
 
 
 def test_answers_flow_while_a_call_works_and_it_may_ask_itself(start_peer, wait_until):
