@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +35,26 @@ class Home:
                 f"{folder}: cannot be made the home folder ({error.strerror}); name another with --home"
             ) from None
         return cls(path=folder)
+
+    @contextmanager
+    def claim(self, what: str) -> Iterator[None]:
+        """Be the only ``what`` of this home, such as its server: two would overwrite each other's files.
+
+        Raises :class:`ConfigError` naming the process that is. The claim ends with the process at the latest.
+        """
+        with (self.path / f"{what}.lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise ConfigError(
+                    f"{self.path} has a {what} already, process {file.read().strip() or 'unknown'}: stop it, or name "
+                    "another folder with --home"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
 
     @property
     def registry_url(self) -> str:

@@ -25,7 +25,7 @@ DEFAULT_HOME = Path(".demo")
     type=click.Path(file_okay=False, path_type=Path),
     default=DEFAULT_HOME,
     show_default=True,
-    help="Registry, artifacts, caches and logs go there; with its caches a second run is fast.",
+    help="Registry, artifacts, caches and logs go there; a second run finds its conversions in the caches.",
 )
 @click.option("--seed", type=int, help="Makes the draws repeatable.  [default: one that shows both kinds of redraw]")
 @json_option
@@ -43,9 +43,10 @@ def demo(home: Path, seed: int | None, as_json: bool) -> None:
     # As Ctrl-C does, so that all is stopped in order.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     told = stderr()
-    with AllocationProgress(told) as progress:
+    place = Home.at(home)
+    with place.claim("demo"), AllocationProgress(told) as progress:
         result = run_demo(
-            Home.at(home),
+            place,
             seed=DEFAULT_SEED if seed is None else seed,
             say=lambda line: told.print(line, soft_wrap=True),
             observer=progress,
@@ -57,6 +58,7 @@ def demo(home: Path, seed: int | None, as_json: bool) -> None:
     if result.inferences:
         shown.print(_inference_table(result))
     told.print(f"All has stopped after {result.duration_s:.0f} s.")
+    told.print(f"Look at it again:  splitfleet allocations show --home {home}", soft_wrap=True)
     result.allocation.raise_if_incomplete()
 
 

@@ -64,7 +64,7 @@ def serve(
     wanted = None if allocate_task is None else settings(task=allocate_task)
     at = Home.at(home)
     url = registry or at.registry_url
-    with _log_to_stderr() as log, Registry(url) as records:
+    with at.claim("server"), _log_to_stderr() as log, Registry(url) as records:
         curve = None if key is None else _Curve.read(key, at)
         server = _make(bind, at, records, None if curve is None else curve.server)
         for number in (signal.SIGINT, signal.SIGTERM):
