@@ -1,12 +1,12 @@
 """How long a bundle takes, step by step, and what making constants of the weights before converting is worth.
 
-    python benchmarks/converting.py [--models MobileNetV2,ResNet50V2,ConvNeXtTiny] [--size PX] [--rounds N] [--json PATH]
+    python benchmarks/converting.py [--models MobileNetV2,ResNet50V2,…] [--size PX] [--rounds N] [--json PATH]
 
 For each model of ``keras.applications`` (random weights), cut in the middle: building it, flattening it, its hash,
 listing all its cuts, tracing the head and freezing its weights, converting it to int8, the whole bundle with its tail,
-and finding it in the cache. The head is converted twice a round, in turns: ``frozen`` as splitfleet does it, ``variables`` with
-the weights as variables, which is what ``TFLiteConverter.from_keras_model`` does. Both heads' errors against float are
-shown (see converters/deviation.py): they must be equal.
+and finding it in the cache. The head is converted twice a round, in turns: ``frozen`` as splitfleet does it,
+``variables`` with the weights as variables, which is what ``TFLiteConverter.from_keras_model`` does. Both heads' errors
+against float are shown (see converters/deviation.py): they must be equal.
 
 Seconds of CPU time next to those of the clock, as others may use this machine too; both are medians of rounds.
 """
