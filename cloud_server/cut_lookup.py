@@ -6,6 +6,7 @@ import difflib
 
 from converters.cuts import CutPoint
 from converters.outline import Outline
+from converters.recurrent import why_no_cut_inside
 from edge_sdk.errors import IllegalCutError
 
 NEAR = 3
@@ -43,6 +44,8 @@ def _named(model: str, outline: Outline, wanted: str) -> int:
     names = {operation.name: operation.k for operation in outline.operations}
     if wanted in names:
         return names[wanted]
+    if reason := why_no_cut_inside(outline, wanted):
+        raise IllegalCutError(f"model {model!r} has no such cut: {reason}; {_legal_near(outline, 0)}")
     near = difflib.get_close_matches(wanted, names, n=NEAR, cutoff=0.4)
     hint = f"did you mean {', '.join(f'{name!r} (k={names[name]})' for name in near)}?" if near else ""
     raise IllegalCutError(

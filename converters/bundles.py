@@ -75,7 +75,7 @@ def build_bundle(
         outputs=_outputs(halves, flat, head),
         files=_files(folder),
         self_check=None if head is None else _self_check(folder / HEAD_FILE, inputs),
-        cumulative_bytes=operation_memory(graph)[k - 1].cumulative_bytes if k else 0,
+        cumulative_bytes=operation_memory(graph, chosen.precision)[k - 1].cumulative_bytes if k else 0,
         # Of other heads than int8 nothing is known.
         predicted_peak_bytes=predicted_peaks(flat, k) if k and chosen.precision == "int8" else {},
         versions=versions(),

@@ -29,7 +29,11 @@ class TensorInfo:
     @property
     def int8_bytes(self) -> int:
         """Bytes for one sample in an int8 model: a floating-point value takes one byte, any other its own size."""
-        return math.prod(self.shape) * (1 if self.is_float else DTYPES[self.dtype].itemsize)
+        return self.bytes_with_floats_of(1)
+
+    def bytes_with_floats_of(self, float_bytes: int) -> int:
+        """Bytes for one sample where a floating-point value takes so many of them."""
+        return math.prod(self.shape) * (float_bytes if self.is_float else DTYPES[self.dtype].itemsize)
 
     @property
     def is_float(self) -> bool:

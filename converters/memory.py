@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 
 from converters.graph import Graph
 from edge_sdk.errors import InvalidInputError
+from edge_sdk.manifest import Precision
 
 if TYPE_CHECKING:
     from converters.outline import Outline
 
-INT8_BYTES = 1
+INT8_BYTES, FLOAT32_BYTES = 1, 4
+PARAMETER_BYTES: dict[Precision, int] = {"int8": 1, "int8-weights": 1, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperationMemory:
-    """Operation ``k``: its own size by the rule, and the sum of the sizes up to and with it, in an int8 head.
+    """Operation ``k``: its own size by the rule, and the sum of the sizes up to and with it, in a head.
 
     ``parameters`` and ``size_bytes`` are 0 for a layer that was called before.
     """
@@ -45,8 +47,9 @@ class Choice:
     cumulative_bytes: int
 
 
-def operation_memory(graph: Graph) -> tuple[OperationMemory, ...]:
-    """The rule's sizes of all operations of ``graph``, for an int8 head."""
+def operation_memory(graph: Graph, precision: Precision = "int8") -> tuple[OperationMemory, ...]:
+    """The rule's sizes of all operations of ``graph``, for a head of that precision."""
+    float_bytes = INT8_BYTES if precision == "int8" else FLOAT32_BYTES
     table: list[OperationMemory] = []
     seen: set[int] = set()
     total = 0
@@ -54,8 +57,8 @@ def operation_memory(graph: Graph) -> tuple[OperationMemory, ...]:
         first = operation.layer not in seen
         seen.add(operation.layer)
         parameters = operation.parameters if first else 0
-        output_bytes = sum(graph.tensors[position].int8_bytes for position in operation.outputs)
-        size = parameters * INT8_BYTES + output_bytes if first else 0
+        output_bytes = sum(graph.tensors[position].bytes_with_floats_of(float_bytes) for position in operation.outputs)
+        size = parameters * PARAMETER_BYTES[precision] + output_bytes if first else 0
         total += size
         table.append(
             OperationMemory(

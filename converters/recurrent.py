@@ -9,11 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converters.keras_backend import load_keras
 
+if TYPE_CHECKING:
+    from converters.outline import Outline
+
 MAX_STEPS = 256
+
+
+RECURRENT_KINDS = frozenset(
+    {"RNN", "SimpleRNN", "LSTM", "GRU", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "Bidirectional"}
+)
+
+
+def why_no_cut_inside(outline: Outline, name: str) -> str:
+    """Why there is no cut point ``name``, if it is within a recurrent layer (as its cell is); else empty."""
+    for operation in outline.operations:
+        if operation.kind in RECURRENT_KINDS and name.startswith(f"{operation.name}/"):
+            return (
+                f"{name!r} lies inside the recurrent layer {operation.name!r} ({operation.kind}), whose state from one "
+                "step to the next is no tensor of the model: cut before or after the whole layer"
+            )
+    return ""
 
 
 def recurrent_layers(layer: Any) -> list[Any]:

@@ -35,9 +35,7 @@ def write_tail(half: Half, crossing: Sequence[CrossingSpec], keys: Sequence[str]
     module.run = tensorflow.function(
         lambda *values: dict(zip(keys, frozen(*values), strict=True)), signature, autograph=False
     )
-    # A tail is not trained: gradients of its own, as swish has one, would only stand in the way of being saved.
-    options = tensorflow.saved_model.SaveOptions(experimental_custom_gradients=False)
-    tensorflow.saved_model.save(module, str(folder), {SIGNATURE: module.run.get_concrete_function()}, options)
+    tensorflow.saved_model.save(module, str(folder), {SIGNATURE: module.run.get_concrete_function()})
     # Empty, and so not in the manifest: a folder laid out from the manifest's files lacks it too.
     (folder / "assets").rmdir()
 

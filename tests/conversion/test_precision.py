@@ -85,6 +85,18 @@ def test_files_grow_with_the_precision(tmp_path):
     assert sizes["float16"] > 1.8 * max(sizes["int8"], sizes["int8-weights"])
 
 
+def test_the_classic_rule_counts_bytes_of_the_precision(flat_model, tmp_path):
+    from converters.memory import operation_memory
+
+    flat, samples = flat_model("chain"), small_models.samples("chain")
+    parameters = sum(operation.parameters for operation in flat.graph.operations[:6])
+    values = sum(operation.output_bytes for operation in operation_memory(flat.graph)[:6])
+    sizes = {"int8": (1, 1), "int8-weights": (1, 4), "float16": (2, 4), "float32": (4, 4)}
+    for precision, (weight_bytes, value_bytes) in sizes.items():
+        manifest = build(flat, 6, samples, tmp_path / precision, precision=precision).manifest
+        assert manifest.cumulative_bytes == parameters * weight_bytes + values * value_bytes
+
+
 def test_outputs_inside_the_head_are_real_numbers_in_each_precision(flat_model, tmp_path):
     flat, samples = flat_model("two_ends"), small_models.samples("two_ends")
     made = {}

@@ -165,6 +165,19 @@ def test_there_is_no_cut_point_inside_a_recurrent_layer():
     ]  # fmt: skip
 
 
+def test_a_cut_inside_of_one_is_refused_with_the_reason():
+    from cloud_server.cut_lookup import find_cut
+    from converters.outline import Outline
+    from edge_sdk.errors import IllegalCutError
+
+    outline = Outline.of(flat_kind("recurrent").graph, "0" * 64)
+    with pytest.raises(
+        IllegalCutError, match=r"'lstm/lstm_cell' lies inside the recurrent layer 'lstm' \(LSTM\), whose"
+    ):
+        find_cut("m", outline, "lstm/lstm_cell")
+    assert find_cut("m", outline, "gru") == 2
+
+
 def test_layers_are_as_before_once_a_head_was_unrolled():
     from converters.recurrent import recurrent_layers, unrolled
 
