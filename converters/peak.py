@@ -57,10 +57,10 @@ class RuntimeMemory:
 
 RUNTIME_MEMORY = {
     "litert": RuntimeMemory(
-        parts=litert_parts, base=3_580_000, per_kind=18_500, floats=0, per_kernel=4_900, per_channel=29
+        parts=litert_parts, base=3_600_000, per_kind=18_500, floats=0, per_kernel=4_900, per_channel=29
     ),
     "tflite-runtime": RuntimeMemory(
-        parts=tflite_runtime_parts, base=2_880_000, per_kind=0, floats=470_000, per_kernel=0, per_channel=50
+        parts=tflite_runtime_parts, base=2_960_000, per_kind=0, floats=470_000, per_kernel=0, per_channel=50
     ),
 }
 """By the names of :data:`edge_sdk.runtime.RUNTIMES`."""

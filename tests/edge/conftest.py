@@ -24,6 +24,8 @@ from edge_sdk.runtime import Interpreter
 from edge_sdk.self_check import observe, self_check_inputs
 from edge_sdk.wire import Message, MessageType, Tensor, decode, encode
 
+sys.path.append(str(Path(__file__).parent / "library"))
+
 SEED = 7
 
 
