@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import stat
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -148,6 +150,21 @@ def test_no_key_is_overwritten(command, tmp_path, monkeypatch, arguments):
     with pytest.raises(ConfigError, match="never overwritten"):
         command(*arguments)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.key")} == before
+
+
+def test_a_device_makes_its_key_without_what_a_server_installs(tmp_path):
+    program = (
+        "import sys\n"
+        "from cloud_server.cli import cli\n"
+        "cli.main(['keys', 'device', 'new', 'cam-1'], standalone_mode=False)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "cam-1.pub\n"
+    loaded = set(done.stderr.splitlines()[-1].split())
+    assert not loaded & {"numpy", "tensorflow", "sqlalchemy", "alembic", "rich", "pydantic", "yaml"}
 
 
 def test_only_public_keys_of_the_role_are_allowed(command, tmp_path):
