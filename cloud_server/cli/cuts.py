@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from cloud_server.cut_report import Budget, CutReport, CutRow
     from converters.graph import TensorInfo
 
+# What the widest tables take in a line.
+ONE_LINE_WIDTH = 160
+
 
 @click.command()
 @model_options
@@ -65,30 +68,47 @@ def cuts(
         print_json(report.to_document(illegal=illegal))
         return
     console = stdout()
-    console.print(_table(report, illegal=illegal))
+    console.print(cuts_table(report, illegal=illegal, width=console.width))
     console.print(terminal_plot(report), soft_wrap=True)
     console.print(_verdict(report), soft_wrap=True)
 
 
-def _table(report: CutReport, *, illegal: bool) -> Table:
+def cuts_table(report: CutReport, *, illegal: bool, width: int) -> Table:
+    """One line a cut where ``width`` allows it, else figures that belong together one above the other."""
+    rows = report.rows if illegal else report.legal
     runtimes = tuple(report.whole.peak_bytes)
-    peaks = tuple(f"peak\n{runtime}" for runtime in runtimes)
-    figures = ("feature\nfloat", "feature\nint8", "head\nparameters", *peaks, "cumulative\nsize")
-    table = make_table("k", "cut after", "crossing tensors", *figures, "fits", "", right=("k", *figures))
-    for row in report.rows if illegal else report.legal:
-        table.add_row(
-            str(row.k),
-            row.name,
-            "\n".join(_tensor(tensor, row) for tensor in row.tensors),
-            format_size(row.feature_bytes_float),
-            format_size(row.feature_bytes_int8),
-            f"{row.head_parameters:,}",
-            *(format_size(row.peak_bytes[runtime]) for runtime in runtimes),
-            format_size(row.cumulative_bytes),
-            _fits(row),
-            ", ".join(report.marks(row)) if row.legal else f"illegal: {row.reason}",
-        )
+    groups = [
+        ("k",),
+        ("cut after", "crossing tensors"),
+        ("feature int8", "float"),
+        ("head parameters", "cumulative"),
+        tuple(f"peak {runtime}" for runtime in runtimes),
+        ("fits", ""),
+    ]
+    cells = [_cells(report, row, runtimes) for row in rows]
+    if width < ONE_LINE_WIDTH:
+        columns = ["\n".join(titles).replace("\npeak ", "\n").replace("parameters", "params") for titles in groups]
+        lines = [["\n".join(filter(None, group)) for group in row] for row in cells]
+    else:
+        columns = [title for titles in groups for title in titles]
+        lines = [[cell for group in row for cell in group] for row in cells]
+    words = ("cut after", "fits")
+    right = tuple(title for title in columns if title and not title.startswith(words) and title != "crossing tensors")
+    table = make_table(*columns, right=right)
+    for line in lines:
+        table.add_row(*line)
     return table
+
+
+def _cells(report: CutReport, row: CutRow, runtimes: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [
+        (str(row.k),),
+        (row.name, "\n".join(_tensor(tensor, row) for tensor in row.tensors)),
+        (format_size(row.feature_bytes_int8), format_size(row.feature_bytes_float)),
+        (f"{row.head_parameters:,}", format_size(row.cumulative_bytes)),
+        tuple(format_size(row.peak_bytes[runtime]) for runtime in runtimes),
+        (_fits(row), ", ".join(report.marks(row))) if row.legal else ("", f"illegal: {row.reason}"),
+    ]
 
 
 def _tensor(tensor: TensorInfo, row: CutRow) -> str:

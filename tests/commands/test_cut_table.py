@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cloud_server.cli.cut_plot import terminal_plot, write_plot
+from cloud_server.cli.cuts import cuts_table
 from cloud_server.cut_lookup import find_cut
 from cloud_server.cut_report import Budget, CutReport, cut_report
 from converters import Outline
@@ -138,6 +141,19 @@ def test_cuts_are_found_by_number_and_by_name() -> None:
 def test_a_cut_that_is_none_is_told_with_what_is_near(wanted: str, told: str) -> None:
     with pytest.raises(IllegalCutError, match=told):
         find_cut("chain", chain(), wanted)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_table_fits_its_width(width: int) -> None:
+    outline = dataclasses.replace(chain(), peak_bytes=PEAKS)
+    found = cut_report("chain", outline, "peak", Budget(budget_bytes=1400))
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(cuts_table(found, illegal=True, width=width))
+    text = console.export_text()
+    for part in ("layer_2", "60 B", "240 B", "300 B", "1.5 kB", "950 B", "chosen", "illegal:"):
+        assert part in text
+    words = " ".join(text.split())
+    assert ("60 B 240 B 200 300 B 1.5 kB 950 B no" in words) == (width == 200)
 
 
 @pytest.mark.parametrize("count", [2, 3, 71, 72, 73, 430])
