@@ -34,7 +34,7 @@ def open_inputs(run: Run, manifest: Manifest, files: Mapping[str, Path]) -> dict
     for spec in manifest.inputs:
         try:
             array = np.load(files[spec.name], mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise InvalidInputError(
                 f"input {spec.name!r}: blob {run.inputs[spec.name]} is no .npy file: {error}"
             ) from None

@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from edge_sdk.bundle import Bundle
 from edge_sdk.channel import Channel
-from edge_sdk.errors import ConfigError, IntegrityError, InvalidInputError, ProtocolError, UnknownBlobError
+from edge_sdk.errors import IntegrityError, InvalidInputError, ProtocolError, StorageError, UnknownBlobError
 from edge_sdk.manifest import MANIFEST_FILE, parse
 from edge_sdk.protocol import CHUNK_BYTES, FetchBlob, PutBlob, StatBlob
 from edge_sdk.wire import Message, Tensor, is_digest
@@ -53,27 +54,21 @@ class RepositoryClient:
     def fetch(self, sha256: str, destination: Path, size_bytes: int | None = None) -> int:
         """Fetch a blob into the file ``destination``, which appears whole or not at all; returns the bytes that came.
 
-        An earlier attempt that broke off is taken up where it ended. Raises :class:`UnknownBlobError`,
-        :class:`IntegrityError` when the bytes do not match, :class:`ConfigError` when the file cannot be written.
+        An earlier attempt that broke off is taken up where it ended. Bytes that do not match are fetched once more.
+        Raises :class:`UnknownBlobError`, :class:`IntegrityError`, :class:`StorageError` when it cannot be written.
         """
         if size_bytes is None:
             size_bytes = self.stat(sha256)
             if size_bytes is None:
                 raise UnknownBlobError(f"the repository has no blob {sha256}")
         part = destination.with_name(destination.name + PART_SUFFIX)
-        try:
+        with _on_disk(destination, "written"):
             resumed = part.stat().st_size if part.exists() else 0
-            if 0 < resumed <= size_bytes:
-                try:
-                    return self._fetch(sha256, part, destination, resumed, size_bytes)
-                except IntegrityError:
-                    # What was left behind may be the wrong part: only a whole fetch tells.
-                    pass
-            return self._fetch(sha256, part, destination, 0, size_bytes)
-        except OSError as error:
-            raise ConfigError(
-                f"{destination}: cannot be written ({error.strerror}); make room or name another folder"
-            ) from error
+            try:
+                return self._fetch(sha256, part, destination, resumed if resumed <= size_bytes else 0, size_bytes)
+            except IntegrityError:
+                # What was left behind may be the wrong part, or the repository mends its copy: a whole fetch tells.
+                return self._fetch(sha256, part, destination, 0, size_bytes)
 
     def _fetch(self, sha256: str, part: Path, destination: Path, start: int, size_bytes: int) -> int:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -115,10 +110,21 @@ class RepositoryClient:
             yield chunk
 
     def put(self, sha256: str, path: Path) -> int:
-        """Put the file ``path`` as a blob; returns the bytes sent, 0 when the repository has it already."""
-        size_bytes = path.stat().st_size
-        if self.stat(sha256) == size_bytes:
-            return 0
+        """Put the file ``path`` as a blob; returns the bytes sent, 0 when the repository has it already.
+
+        Raises :class:`StorageError` when it cannot be read, :class:`IntegrityError` when it has another SHA-256.
+        """
+        with _on_disk(path, "read"):
+            size_bytes = path.stat().st_size
+            if self.stat(sha256) == size_bytes:
+                return 0
+            try:
+                return self._put(sha256, path, size_bytes)
+            except IntegrityError:
+                # The repository went on from what an earlier put had left, and has forgotten it now.
+                return self._put(sha256, path, size_bytes)
+
+    def _put(self, sha256: str, path: Path, size_bytes: int) -> int:
         sent = offset = setbacks = 0
         with path.open("rb") as file:
             while True:
@@ -165,20 +171,31 @@ class RepositoryClient:
         if size_bytes > MAX_MANIFEST_BYTES:
             raise IntegrityError(f"blob {digest} has {size_bytes} bytes: too large for a manifest")
         fetched = self.fetch(digest, incoming, size_bytes)
-        manifest = parse(incoming.read_bytes())
+        with _on_disk(incoming, "read"):
+            manifest = parse(incoming.read_bytes())
         bundle = Bundle(path=folder, manifest=manifest, digest=digest)
         for entry in manifest.head_files if head_only else manifest.files:
             try:
                 bundle.verify([entry])
             except IntegrityError:
                 fetched += self.fetch(entry.sha256, folder / entry.path, entry.size_bytes)
-        incoming.replace(folder / MANIFEST_FILE)
+        with _on_disk(folder, "written"):
+            incoming.replace(folder / MANIFEST_FILE)
         return fetched
 
     def put_bundle(self, bundle: Bundle) -> int:
         """Put all files of a bundle that the repository lacks, the manifest last. Returns the bytes sent."""
         sent = sum(self.put(entry.sha256, bundle.path / entry.path) for entry in bundle.manifest.files)
         return sent + self.put(bundle.digest, bundle.path / MANIFEST_FILE)
+
+
+@contextmanager
+def _on_disk(path: Path, done: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        advice = "; make room or name another folder" if done == "written" else ""
+        raise StorageError(f"{path}: cannot be {done} ({error.strerror or error}){advice}") from error
 
 
 def _checked(sha256: str) -> str:

@@ -10,10 +10,10 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.channel import Channel
 from edge_sdk.errors import (
     BundleError,
-    ConfigError,
     IntegrityError,
     InvalidInputError,
     ProtocolError,
+    StorageError,
     UnknownBlobError,
 )
 from edge_sdk.protocol import CHUNK_BYTES
@@ -89,8 +89,68 @@ def test_a_blob_that_is_not_there(repository, tmp_path):
 
 def test_a_place_that_cannot_be_written(repository, blobs, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(StorageError, match="cannot be written"):
         repository.fetch(blobs.add(DATA), tmp_path / "file" / "x")
+
+
+def test_a_file_that_cannot_be_read(repository, tmp_path):
+    with pytest.raises(StorageError, match=r"x: cannot be read \(No such file"):
+        repository.put("a" * 64, tmp_path / "x")
+
+
+def test_bytes_that_went_wrong_once_are_fetched_again(start_peer, blob_handler, make_reply, tmp_path):
+    spoiled = []
+
+    def answer(message, peer):
+        if message.method == "blob.fetch" and not spoiled:
+            spoiled.append(message)
+            chunk = np.zeros(message.body["length"], np.uint8)
+            return make_reply(message, {}, [Tensor(name="chunk", data=chunk)])
+        return blobs(message, peer)
+
+    blobs = blob_handler()
+    digest = blobs.add(DATA)
+    with Channel(start_peer(answer).endpoint) as channel:
+        RepositoryClient(channel).fetch(digest, tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == DATA
+    assert len(blobs.fetched) == 3 + 4
+
+
+def test_a_put_onto_a_wrong_leftover_is_begun_anew(start_peer, blob_handler, make_reply, tmp_path):
+    """An earlier put broke off after bytes that were not those: the repository tells at the end, and forgets them."""
+    offsets = []
+
+    def answer(message, peer):
+        if message.method == "blob.put":
+            offsets.append(message.body["offset"])
+            if len(offsets) == 1:
+                return make_reply(message, {"received": 3 * CHUNK_BYTES})
+            if len(offsets) == 2:
+                raise IntegrityError("the bytes that came have another SHA-256; send them again")
+        return blobs(message, peer)
+
+    blobs = blob_handler()
+    digest = hashlib.sha256(DATA).hexdigest()
+    (tmp_path / "x").write_bytes(DATA)
+    with Channel(start_peer(answer).endpoint) as channel:
+        RepositoryClient(channel).put(digest, tmp_path / "x")
+    assert offsets == [0, 3 * CHUNK_BYTES, 0, CHUNK_BYTES, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES]
+    assert blobs.blobs[digest] == DATA
+
+
+def test_a_put_of_a_file_that_is_another_ends(start_peer, make_reply, tmp_path):
+    asked = []
+
+    def answer(message, peer):  # noqa: ARG001
+        asked.append(message.method)
+        if message.method == "blob.put":
+            raise IntegrityError("the bytes that came have another SHA-256; send them again")
+        return make_reply(message, {"size": None})
+
+    (tmp_path / "x").write_bytes(b"0123456789")
+    with Channel(start_peer(answer).endpoint) as channel, pytest.raises(IntegrityError):
+        RepositoryClient(channel).put("a" * 64, tmp_path / "x")
+    assert asked == ["blob.stat", "blob.put", "blob.put"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The device's store: whole bundles or none, repair, what is kept and what goes."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -8,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import BundleError, ConfigError, IntegrityError, PeerUnreachableError
+from edge_sdk.errors import (
+    BundleError,
+    ConfigError,
+    IntegrityError,
+    InvalidInputError,
+    PeerUnreachableError,
+    StorageError,
+)
 from edge_sdk.store import BLOBS_KEPT, BUNDLES_KEPT, DeviceStore, check_device_id, default_store
 
 
@@ -154,6 +162,139 @@ def test_blobs_are_fetched_once_and_old_ones_go(store):
     assert len(list((store.path / "blobs").iterdir())) == BLOBS_KEPT
 
 
+def writing(data):
+    """A fetch of a blob that counts its calls."""
+
+    def fetch(path):
+        fetch.calls += 1
+        return path.write_bytes(data)
+
+    fetch.calls = 0
+    return hashlib.sha256(data).hexdigest(), fetch
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("damaged", [b"validation inputS", b"validation", b"", None])
+def test_a_blob_that_decays_is_fetched_again(tmp_path, restarted, damaged):
+    sha256, fetch = writing(b"validation inputs")
+    with DeviceStore.open(tmp_path) as store:
+        path = store.blob(sha256, fetch)
+        if not restarted:
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            assert store.blob(sha256, fetch).read_bytes() == b"validation inputs"
+    if restarted:
+        path.unlink() if damaged is None else path.write_bytes(damaged)
+        with DeviceStore.open(tmp_path) as store:
+            assert store.blob(sha256, fetch).read_bytes() == b"validation inputs"
+    assert fetch.calls == 2
+
+
+def test_a_blob_is_hashed_once_while_it_does_not_change(store, monkeypatch):
+    hashed = []
+
+    def count(path):
+        hashed.append(path)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    monkeypatch.setattr("edge_sdk.store.file_sha256", count)
+    sha256, fetch = writing(b"inputs")
+    with_another_process = store.path / "blobs" / f"{sha256}.npy"
+    with_another_process.write_bytes(b"inputs")
+    for _ in range(3):
+        store.blob(sha256, fetch)
+    assert (len(hashed), fetch.calls) == (1, 0)
+
+
+def full(folder):
+    """A fetch into a disk that is full half way."""
+
+    def fetch(path):
+        (path / "head.tflite.part" if path.is_dir() else path.with_name(path.name + ".part")).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    return fetch
+
+
+def files_of(store):
+    return [path for path in store.path.rglob("*") if path.is_file() and path.name not in ("lock", "active")]
+
+
+@pytest.mark.parametrize("kind", ["bundle", "blob"])
+def test_a_full_disk_is_told_and_what_it_took_is_given_back(store, kind):
+    """Else the part that came would fill it for ever."""
+    store.blob(*writing(b"other inputs"))
+    with pytest.raises(StorageError, match="No space left on device"):
+        (store.install if kind == "bundle" else store.blob)("a" * 64, full(store.path))
+    assert files_of(store) == []
+
+
+def test_what_broke_off_goes_when_something_else_comes(store, prebuilt_bundles):
+    def break_off(path):
+        path.with_name(path.name + ".part").write_bytes(b"half")
+        raise PeerUnreachableError("gone")
+
+    def left():
+        return [path.name for path in files_of(store) if path.suffix == ".part"]
+
+    for sha256 in ("a" * 64, "b" * 64, "b" * 64):
+        with pytest.raises(PeerUnreachableError):
+            store.blob(sha256, break_off)
+        assert left() == [f"{sha256}.npy.part"]
+    source = prebuilt_bundles / "whole"
+    store.install(Bundle.open(source).digest, copying(source))
+    assert left() == []
+
+
+def test_a_store_that_is_removed_meanwhile_is_made_anew(store, prebuilt_bundles):
+    source = prebuilt_bundles / "whole"
+    digest = Bundle.open(source).digest
+    store.install(digest, copying(source))
+    store.activate(digest)
+    sha256, fetch = writing(b"inputs")
+    store.blob(sha256, fetch)
+    shutil.rmtree(store.path)
+    assert store.active is None
+    assert store.bundle(digest) is None
+    assert store.blob(sha256, fetch).read_bytes() == b"inputs"
+    shutil.rmtree(store.path)
+    assert store.install(digest, copying(source))[1] == 123
+    store.activate(digest)
+    assert store.active == digest
+
+
+def test_a_store_that_is_no_folder_any_more(store, prebuilt_bundles):
+    shutil.rmtree(store.path)
+    store.path.write_text("a file in its place")
+    source = prebuilt_bundles / "whole"
+    digest = Bundle.open(source).digest
+    assert store.active is None
+    for attempt in (
+        lambda: store.install(digest, copying(source)),
+        lambda: store.blob(*writing(b"inputs")),
+        lambda: store.activate(digest),
+    ):
+        with pytest.raises(StorageError, match="--store"):
+            attempt()
+
+
+def test_a_store_that_takes_nothing_any_more_gives_what_it_has(store, prebuilt_bundles, monkeypatch):
+    source = prebuilt_bundles / "whole"
+    digest = Bundle.open(source).digest
+    store.install(digest, copying(source))
+    sha256, fetch = writing(b"inputs")
+    store.blob(sha256, fetch)
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert store.install(digest, copying(source))[1] == 0
+    assert store.blob(sha256, fetch).read_bytes() == b"inputs"
+    with pytest.raises(StorageError, match="Read-only file system"):
+        store.install("a" * 64, copying(source))
+
+
 def test_the_made_up_id_stays(tmp_path):
     with DeviceStore.open(tmp_path) as store:
         first = store.device_id()
@@ -183,8 +324,10 @@ def test_a_folder_that_cannot_be_one(tmp_path):
 
 
 def test_a_digest_that_is_none_leads_nowhere(store):
-    with pytest.raises(ConfigError, match="not a bundle digest"):
+    with pytest.raises(InvalidInputError, match="not a bundle digest"):
         store.bundle("../..")
+    with pytest.raises(InvalidInputError, match="not a SHA-256"):
+        store.blob("../../x", lambda path: path.write_bytes(b""))
 
 
 def test_the_default_place(monkeypatch):
