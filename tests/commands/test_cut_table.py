@@ -175,3 +175,10 @@ def test_a_picture_without_matplotlib_is_told(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match="pip install matplotlib"):
         write_plot(report(300), tmp_path / "cuts.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_is_written_as_its_suffix_says(tmp_path: Path) -> None:
+    write_plot(report(300), tmp_path / "cuts.png")
+    assert (tmp_path / "cuts.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_plot(report(300), tmp_path / "cuts.nonsense")
