@@ -6,6 +6,7 @@ through the endpoint, like any allocator; the server goes on serving after it, w
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,7 @@ from edge_sdk.errors import SplitfleetError
 from edge_sdk.keys import CurveKeys
 
 _END_WITHIN_S = 10.0
+_PR_SET_PDEATHSIG = 1
 
 
 class AllocatorProcess:
@@ -37,7 +39,7 @@ class AllocatorProcess:
         """``keys``: an operator's, where the server has CURVE on; they reach the process through a pipe."""
         # Spawned: a fork would inherit the server's sockets and locks, but not the threads that use them.
         self._process = multiprocessing.get_context("spawn").Process(
-            target=_run, args=(settings, endpoint, registry_url, home, keys), name="allocator"
+            target=_run, args=(os.getpid(), settings, endpoint, registry_url, home, keys), name="allocator"
         )
 
     def __enter__(self) -> Self:
@@ -58,9 +60,15 @@ class AllocatorProcess:
         self._process.close()
 
 
-def _run(settings: AllocationSettings, endpoint: str, registry_url: str, home: Home, keys: CurveKeys | None) -> None:
+def _run(
+    server_pid: int, settings: AllocationSettings, endpoint: str, registry_url: str, home: Home, keys: CurveKeys | None
+) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt_once)
+    # A server that is killed cannot end it: the kernel tells it then.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
+    if os.getppid() != server_pid:
+        sys.exit(130)
 
     from cloud_server.allocation import run_allocation
     from cloud_server.cli.allocation_progress import AllocationProgress

@@ -66,6 +66,7 @@ class Fleet:
         self._offline_after_s = offline_after_s
         self._clock = clock
         self._devices: dict[str, _Device] = {}
+        self._profiles: dict[bytes, str] = {}
         self._relays: dict[int, Relay] = {}
 
     @staticmethod
@@ -92,6 +93,9 @@ class Fleet:
         if known is not None and not _is_same_process(known, registration, routing_id):
             ended = self._end(known.relays.values(), f"device {device_id} began anew: its process is another one now")
             known = None
+        if device_id in self._devices:
+            self._profiles.pop(self._devices[device_id].routing_id, None)
+        self._profiles[routing_id] = registration.profile or ""
         self._devices[device_id] = _Device(
             registration=registration,
             routing_id=routing_id,
@@ -101,6 +105,16 @@ class Fleet:
             relays=known.relays if known else {},
         )
         return ended
+
+    def rival(self, registration: Register, routing_id: bytes) -> bytes | None:
+        """Routing id of another process that goes by this device id and is online, if there is one.
+
+        Only a message tells whether it is connected still: a device that restarts is back before the old one is offline.
+        """
+        known = self._devices.get(registration.device_id)
+        if known is None or _is_same_process(known, registration, routing_id):
+            return None
+        return known.routing_id if self._clock() - known.heard_at < self._offline_after_s else None
 
     def heartbeat(self, heartbeat: Heartbeat, routing_id: bytes) -> bool:
         """A device is alive. ``False``: it is not known on this connection and has to register."""
@@ -112,6 +126,15 @@ class Fleet:
             device.progress = heartbeat.progress
             device.progress_at = device.heard_at
         return True
+
+    def profile_of(self, routing_id: bytes) -> str:
+        """The profile of the device that registered over that connection; empty for one without, and for others."""
+        return self._profiles.get(routing_id, "")
+
+    def online(self) -> int:
+        """How many devices are heard of. May be asked from any thread."""
+        heard_since = self._clock() - self._offline_after_s
+        return sum(device.heard_at > heard_since for device in self._devices.copy().values())
 
     def page(self, after: str | None) -> tuple[list[DeviceState], str | None]:
         """Devices by id from the first one after ``after``, and what to ask for next (``None``: that was all)."""

@@ -18,7 +18,7 @@ _COMPACT_ABOVE = 256
 @dataclass(eq=False, kw_only=True, slots=True)
 class Request:
     """One INFER or CALL under way. ``peer`` is the routing id to answer to, ``key`` the public key that asks, where
-    CURVE is on; times are in s of the server's clock.
+    CURVE is on, ``bundle`` the digest of an INFER; times are in s of the server's clock.
     """
 
     peer: bytes
@@ -28,6 +28,7 @@ class Request:
     deadline: float | None
     ended: bool = False
     key: str | None = None
+    bundle: str | None = None
 
     def is_over(self, now: float) -> bool:
         """Whether work for it would be in vain. May be asked from any thread."""
@@ -65,6 +66,7 @@ class Ledger:
             received_at=now,
             deadline=deadline,
             key=key,
+            bundle=message.bundle,
         )
         self._open[place] = request
         if deadline is not None:

@@ -24,7 +24,8 @@ from edge_sdk.errors import (
     RemoteInternalError,
     SplitfleetError,
 )
-from edge_sdk.wire import NOTICE_ID, Message, MessageType, Tensor, error_message
+from edge_sdk.protocol import NOTICE_ID
+from edge_sdk.wire import Message, MessageType, Tensor, error_message
 
 _LOG = logging.getLogger(__name__)
 # Who asked last is told when the server stops; more than that many need not be remembered.
@@ -45,7 +46,7 @@ class Switchboard:
         self.clock = clock
         self.mailbox = Mailbox()
         self.dropped: Counter[str] = Counter()
-        self.on_end: Callable[[Request, Message], None] = lambda request, message: None
+        self.on_end: Callable[[Request, Message], None] = lambda *_: None
         self._peers: OrderedDict[bytes, None] = OrderedDict()
 
     @property

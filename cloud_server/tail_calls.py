@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from cloud_server.batches import Computed
@@ -23,12 +23,21 @@ LOADING_RETRY_S = 1.0
 class TailCalls:
     """What is asked of tails."""
 
-    def __init__(self, switchboard: Switchboard, tails: TailHost) -> None:
+    def __init__(
+        self,
+        switchboard: Switchboard,
+        tails: TailHost,
+        on_computed: Callable[[Request, int, float, Computed], None],
+    ) -> None:
+        """``on_computed`` hears of each result: request, bytes of its features, time in the queue, outcome."""
         self._switchboard = switchboard
         self._tails = tails
         # One thread: loading takes all cores anyway.
         self._loading = Lane("loading of tails", capacity=64)
         self._coming: dict[str, list[tuple[Request, Message]]] = {}
+        # The tails of accepted allocations; ``None`` as long as nobody knows them.
+        self._wanted: frozenset[str] | None = None
+        self._on_computed = on_computed
 
     @property
     def methods(self) -> Mapping[str, Handler]:
@@ -38,26 +47,36 @@ class TailCalls:
     def lanes(self) -> tuple[Lane, ...]:
         return (self._loading,)
 
+    def missing(self) -> frozenset[str] | None:
+        """Accepted allocations whose tails are not served; ``None``: not known yet. May be asked from any thread."""
+        wanted = self._wanted
+        return None if wanted is None else wanted.difference(self._tails.ready)
+
     def load_at_start(self, digests: Sequence[str]) -> None:
         """Load the tails of accepted allocations in the background; one that fails is logged.
 
         Their devices may ask at once: such requests wait for their tail instead of being refused.
         """
         self._coming = {digest: [] for digest in digests}
+        self._wanted = frozenset(digests)
 
         def load_all() -> None:
             for digest in digests:
+                has_tail = True
                 try:
-                    if self._tails.has_tail(digest):
+                    has_tail = self._tails.has_tail(digest)
+                    if has_tail:
                         self._tails.load(digest)
                         _LOG.info("the tail of bundle %s is ready", digest)
                 except Exception as error:
                     _LOG.error("the tail of bundle %s of an accepted allocation is not served: %s", digest, error)
-                self._switchboard.mailbox.post(partial(self._came, digest))
+                self._switchboard.mailbox.post(partial(self._came, digest, has_tail))
 
         self._loading.submit(load_all, log_failure("loading the tails of accepted allocations"))
 
-    def _came(self, digest: str) -> None:
+    def _came(self, digest: str, has_tail: bool) -> None:
+        if not has_tail:
+            self._want_no_more(digest)
         for request, message in self._coming.pop(digest):
             try:
                 self.infer(request, message)
@@ -80,21 +99,28 @@ class TailCalls:
             return
         self._tails.submit(
             digest,
-            request.peer,
+            # One device may have several connections, but has one key.
+            request.key or request.peer,
             message.tensors,
             begin=partial(self._switchboard.must_be_open, request),
-            done=partial(self._switchboard.come_back, request, partial(self._send_result, request, digest)),
+            done=partial(
+                self._switchboard.come_back,
+                request,
+                partial(self._send_result, request, digest, sum(tensor.data.nbytes for tensor in message.tensors)),
+            ),
         )
 
-    def _send_result(self, request: Request, digest: str, computed: Computed) -> None:
+    def _send_result(self, request: Request, digest: str, sent_bytes: int, computed: Computed) -> None:
         dwell_s = self._switchboard.clock() - request.received_at
+        # Its turn, and the way through the threads of the server.
+        queue_s = max(0.0, dwell_s - computed.batch_wait_s - computed.compute_s)
         body = {
             "cloud_s": dwell_s,
-            # Its turn, and the way through the threads of the server.
-            "queue_s": max(0.0, dwell_s - computed.batch_wait_s - computed.compute_s),
+            "queue_s": queue_s,
             "batch_wait_s": computed.batch_wait_s,
             "compute_s": computed.compute_s,
         }
+        self._on_computed(request, sent_bytes, queue_s, computed)
         self._switchboard.end(
             request,
             Message(type=MessageType.RESULT, request_id=request.id, bundle=digest, body=body, tensors=computed.outputs),
@@ -113,6 +139,10 @@ class TailCalls:
         digest = UnloadTail.from_body(message.body).bundle
 
         def unloaded(was_loaded: bool) -> None:
+            self._want_no_more(digest)
             self._switchboard.reply(request, {"unloaded": was_loaded})
 
         self._switchboard.work(self._loading, request, partial(self._tails.unload, digest), unloaded)
+
+    def _want_no_more(self, digest: str) -> None:
+        self._wanted = (self._wanted or frozenset()) - {digest}

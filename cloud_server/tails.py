@@ -141,6 +141,14 @@ class TailHost:
         """Digests of the bundles that are served."""
         return tuple(self._ready)
 
+    def is_ready(self, digest: str) -> bool:
+        """Whether that bundle is served."""
+        return digest in self._ready
+
+    def depths(self) -> dict[str, int]:
+        """By digest, how many requests wait for each tail."""
+        return {digest: batcher.depth for digest, (_, batcher) in self._ready.copy().items()}
+
     def has_tail(self, digest: str) -> bool:
         """Whether that bundle of the repository has a tail at all; an edge-only one has none."""
         return self._repository.manifest(digest).has_tail

@@ -22,10 +22,19 @@ import zmq
 
 from edge_sdk.call_worker import CallWorker, OnCall
 from edge_sdk.dealer import Context, check_endpoint
-from edge_sdk.errors import PeerUnreachableError, ProtocolError, SplitfleetError, UnknownMethodError
+from edge_sdk.errors import (
+    GoingAwayError,
+    PeerUnreachableError,
+    ProtocolError,
+    SplitfleetError,
+    UnknownMethodError,
+    UnsupportedVersionError,
+    from_wire,
+)
 from edge_sdk.exchange import Exchange, Ledger
 from edge_sdk.keys import CurveKeys
 from edge_sdk.link import Change, Link
+from edge_sdk.protocol import NOTICE_ID
 from edge_sdk.wire import Frame, Message, MessageType, Tensor, decode, encode, error_message, request_id_of
 
 MAX_PENDING = 1024
@@ -276,8 +285,18 @@ class Channel:
                 self._take_call(message)
             elif message.type is MessageType.INFER:
                 self._answer(error_message(message.request_id, UnknownMethodError("this peer does not infer")))
+            elif message.request_id == NOTICE_ID and message.type is MessageType.ERROR:
+                self._heed(from_wire(message.body))
             elif not self._ledger.answer(message, sum(len(frame) for frame in frames)):
                 logger.debug("dropped a late answer to request %d", message.request_id)
+
+    def _heed(self, notice: SplitfleetError) -> None:
+        """The peer says what concerns all requests: nothing new needs to travel there, until it is another peer."""
+        logger.warning("%s says: %s", self.endpoint, notice.message)
+        if isinstance(notice, (GoingAwayError, UnsupportedVersionError)):
+            self._ledger.refuse(notice)
+        if isinstance(notice, UnsupportedVersionError):
+            self._ledger.lose_connection(self._link.connections, notice.message, UnsupportedVersionError)
 
     def _watch(self) -> None:
         while change := self._link.next_change():
@@ -286,6 +305,7 @@ class Channel:
             elif change is Change.DOWN:
                 # What came before the end still counts.
                 self._receive()
+                self._ledger.refuse(None)
                 logger.info("lost the connection to %s", self.endpoint)
                 self._ledger.lose_connection(self._link.connections, self._link.reason or "")
             elif self._settled.is_set():

@@ -82,16 +82,21 @@ class Ledger:
         self._deadlines: list[tuple[float, int]] = []
         self._lock = threading.Lock()
         self._closed: str | None = None
+        self._refusal: SplitfleetError | None = None
 
     def new_id(self) -> int:
         """A request id that this ledger has never given out."""
         return next(self._ids)
 
     def open(self, exchange: Exchange) -> None:
-        """Take an exchange in. Raises :class:`OverloadedError` when full, :class:`PeerUnreachableError` when closed."""
+        """Take an exchange in. Raises :class:`OverloadedError` when full, :class:`PeerUnreachableError` when closed,
+        and what :meth:`refuse` says.
+        """
         with self._lock:
             if self._closed is not None:
                 raise PeerUnreachableError(self._closed)
+            if self._refusal is not None:
+                raise type(self._refusal)(self._refusal.message)
             if len(self._pending) >= self._limit:
                 raise OverloadedError(
                     f"{self._limit} requests are under way on this channel already: wait for answers before asking on",
@@ -125,12 +130,19 @@ class Ledger:
         if exchange is not None:
             exchange.future.set_exception(error)
 
-    def lose_connection(self, connection: int, reason: str) -> None:
+    def refuse(self, error: SplitfleetError | None) -> None:
+        """Take nothing in from now on, for this reason; with ``None`` again. What is under way goes on."""
+        with self._lock:
+            self._refusal = error
+
+    def lose_connection(
+        self, connection: int, reason: str, error: type[SplitfleetError] = PeerUnreachableError
+    ) -> None:
         """End what was sent over connections up to ``connection``: the answers cannot come any more."""
         with self._lock:
             lost = [each.request_id for each in self._pending.values() if 0 < each.connection <= connection]
         for request_id in lost:
-            self.fail(request_id, PeerUnreachableError(reason))
+            self.fail(request_id, error(reason))
 
     def expire(self, now: float, unreachable: str | None) -> float | None:
         """End what is past its deadline and return the next deadline, ``None`` when nothing is under way.

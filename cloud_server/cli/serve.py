@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
 from cloud_server.cli.allocation_options import MakeSettings, allocation_options, registry_options
+from cloud_server.cli.serving_options import ServingOptions, serving_options
 from edge_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write endpoint and process id there, as JSON, once the server answers.",
 )
+@serving_options
 @click.option("--allocate-task", metavar="TASK", help="Allocate the fleet for this task, beside serving it.")
 @allocation_options
 def serve(
@@ -51,10 +51,11 @@ def serve(
     registry: str | None,
     key: Path | None,
     ready_file: Path | None,
+    serving: ServingOptions,
     allocate_task: str | None,
     settings: MakeSettings,
 ) -> None:
-    """Run the cloud server until it is interrupted.
+    """Run the cloud server until it is interrupted; interrupted twice, it ends at once.
 
     The options of an allocation, from --devices on, are for --allocate-task.
     """
@@ -64,15 +65,17 @@ def serve(
     wanted = None if allocate_task is None else settings(task=allocate_task)
     at = Home.at(home)
     url = registry or at.registry_url
-    with at.claim("server"), _log_to_stderr() as log, Registry(url) as records:
+    with at.claim("server"), serving.log_to_stderr() as say, Registry(url) as records:
         curve = None if key is None else _Curve.read(key, at)
-        server = _make(bind, at, records, None if curve is None else curve.server)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: server.stop())
-        if ready_file is not None:
-            _write_ready(ready_file, server.endpoint)
-        _say(log, f"splitfleet serves at {server.endpoint}{' with CURVE' if curve else ''}; stop it with Ctrl-C")
+        server = _make(bind, at, records, None if curve is None else curve.server, serving)
         with ExitStack() as beside:
+            http = None if serving.http is None else beside.enter_context(_monitor(serving.http, server))
+            _stop_on_signal(server)
+            if ready_file is not None:
+                _write_ready(ready_file, server.endpoint, http)
+            if http is not None:
+                say(f"figures are at http://{http}/metrics")
+            say(f"splitfleet serves at {server.endpoint}{' with CURVE' if curve else ''}; stop it with Ctrl-C")
             if wanted is not None:
                 from cloud_server.allocator_process import AllocatorProcess
 
@@ -88,7 +91,7 @@ def serve(
             preload = Thread(target=_preload, name="preload", daemon=True)
             preload.start()
             ended = server.run()
-        _say(log, "splitfleet has stopped")
+        say("splitfleet has stopped")
     if not ended or preload.is_alive():
         # A thread in the midst of TensorFlow can neither be stopped nor survive the end of the interpreter.
         os._exit(0)
@@ -120,7 +123,7 @@ class _Curve:
         )
 
 
-def _make(bind: str, home: Home, registry: Registry, curve: ServerCurve | None) -> Server:
+def _make(bind: str, home: Home, registry: Registry, curve: ServerCurve | None, serving: ServingOptions) -> Server:
     from cloud_server.blob_calls import BlobCalls
     from cloud_server.engines.tensorflow_engine import TensorFlowEngine
     from cloud_server.fleet import Fleet
@@ -133,9 +136,10 @@ def _make(bind: str, home: Home, registry: Registry, curve: ServerCurve | None) 
     return Server(
         Router(bind, curve=curve),
         fleet=Fleet(),
-        tails=TailHost(repository, home.tails, load_engine=TensorFlowEngine.load),
+        tails=TailHost(repository, home.tails, load_engine=TensorFlowEngine.load, limits=serving.limits()),
         blobs=BlobCalls(repository),
         registry=registry,
+        grace_s=serving.grace_s,
     )
 
 
@@ -145,32 +149,37 @@ def _preload() -> None:
     import_tensorflow()
 
 
+def _stop_on_signal(server: Server) -> None:
+    stopping = False
+
+    def stop(number: int, _: object) -> None:
+        nonlocal stopping
+        if stopping:
+            # The allocator beside it is told by the kernel.
+            os._exit(128 + number)
+        stopping = True
+        server.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
 @contextmanager
-def _log_to_stderr() -> Iterator[TextIO]:
-    """The log, on a duplicate of stderr's descriptor: what is written to the descriptor itself may be discarded."""
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1) as stream:
-        handler = logging.StreamHandler(stream)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.getLogger().addHandler(handler)
-        for package in ("cloud_server", "edge_sdk"):
-            logging.getLogger(package).setLevel(logging.INFO)
-        try:
-            yield stream
-        finally:
-            logging.getLogger().removeHandler(handler)
+def _monitor(address: str, server: Server) -> Iterator[str]:
+    """Answers over HTTP; gives the address that it got."""
+    from cloud_server.monitor import Monitor
+
+    with Monitor(address, server) as monitor:
+        yield monitor.address
 
 
-def _say(log: TextIO, line: str) -> None:
-    print(line, file=log, flush=True)
-
-
-def _write_ready(path: Path, endpoint: str) -> None:
+def _write_ready(path: Path, endpoint: str, http: str | None) -> None:
     import json
 
     # Whoever waits for the file finds it complete.
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        written.write_text(json.dumps({"endpoint": endpoint, "pid": os.getpid()}))
+        written.write_text(json.dumps({"endpoint": endpoint, "http": http, "pid": os.getpid()}))
         written.replace(path)
     except OSError as error:
         raise ConfigError(f"--ready-file {path}: cannot be written ({error.strerror})") from None

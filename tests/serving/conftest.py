@@ -37,7 +37,7 @@ from edge_sdk.manifest import (
     ModelRef,
     OutputSpec,
 )
-from edge_sdk.protocol import Body, Register, Resources
+from edge_sdk.protocol import NOTICE_ID, Body, Register, Resources
 from edge_sdk.wire import Message, MessageType, Tensor, decode, encode
 
 PATIENCE_MS = 20_000
@@ -52,6 +52,7 @@ class Peer:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(endpoint)
         self._ids = itertools.count(1)
+        self.notices: list[SplitfleetError] = []
 
     def send_frames(self, frames: list[bytes]) -> None:
         self.socket.send_multipart(frames)
@@ -60,8 +61,13 @@ class Peer:
         self.socket.send_multipart(encode(message))
 
     def receive(self, timeout_ms: int = PATIENCE_MS) -> Message:
-        assert self.socket.poll(timeout_ms), "no message came"
-        return decode(self.socket.recv_multipart())
+        """The next message that is no notice; notices are kept."""
+        while True:
+            assert self.socket.poll(timeout_ms), "no message came"
+            message = decode(self.socket.recv_multipart())
+            if message.request_id != NOTICE_ID:
+                return message
+            self.notices.append(from_wire(message.body))
 
     def has_message(self) -> bool:
         return bool(self.socket.poll(0))
@@ -177,6 +183,7 @@ class RunningServer:
         offline_after_s: float = 0.3,
         registry: FakeRegistry | None = None,
         curve: ServerCurve | None = None,
+        grace_s: float = 5.0,
     ) -> None:
         self.folder = folder
         self.engines: list[FakeEngine] = []
@@ -189,6 +196,7 @@ class RunningServer:
             tails=self.tails,
             blobs=BlobCalls(self.repository),
             registry=self.registry,
+            grace_s=grace_s,
         )
         self.ended: bool | None = None
         self._context = zmq.Context()

@@ -343,6 +343,9 @@ def test_stopping_answers_what_is_under_way(start, make_bundle, feature):
     running.stop()
     with pytest.raises(GoingAwayError, match="stopping"):
         peer.infer(bundle.digest, feature(5))
+    # It was told so at once, too.
+    (notice,) = peer.notices
+    assert isinstance(notice, GoingAwayError)
     engine.gate.set()
     assert np.all(peer.end_of(begun).tensors[0].data == 4.0)
     running.join()
@@ -351,9 +354,8 @@ def test_stopping_answers_what_is_under_way(start, make_bundle, feature):
     assert engine.samples == [4.0]
 
 
-def test_what_does_not_end_in_time_gets_a_typed_error_when_the_server_stops(start, make_bundle, feature, monkeypatch):
-    monkeypatch.setattr("cloud_server.server._STOP_WITHIN_S", 0.1)
-    running = start()
+def test_what_does_not_end_in_time_gets_a_typed_error_when_the_server_stops(start, make_bundle, feature):
+    running = start(grace_s=0.1)
     bundle = make_bundle()
     engine = running.ready(bundle)
     peer = running.peer()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.errors import InvalidInputError, ProtocolError, SplitfleetError
+from edge_sdk.errors import InvalidInputError, ProtocolError, SplitfleetError, UnsupportedVersionError
 from edge_sdk.protocol import (
     CallDevice,
     FetchBlob,
@@ -75,6 +75,24 @@ def test_what_has_no_addressee_is_dropped_and_counted(running, frames):
     peer.send_frames(frames)
     assert peer.call(ListDevices()).body["devices"] == []
     assert running.server.dropped == {"malformed messages": 1}
+
+
+@pytest.mark.parametrize("kind", [1, 2, 4, 5, 99])
+def test_another_major_version_is_refused_in_version_1(running, kind):
+    peer = running.peer()
+    peer.send_frames([MAGIC + bytes((2, kind, 0, 0)), b"whatever that is in version 2"])
+    assert peer.call(ListDevices()).body["devices"] == []
+    (notice,) = peer.notices
+    assert isinstance(notice, UnsupportedVersionError)
+    assert "version 2 is not spoken here, version 1 is" in notice.message
+    assert running.server.dropped == {"malformed messages": 1}
+
+
+def test_an_error_of_another_major_version_is_not_answered(running):
+    peer = running.peer()
+    peer.send_frames([MAGIC + bytes((2, MessageType.ERROR, 0, 0)), b"you speak another version"])
+    assert peer.call(ListDevices()).body["devices"] == []
+    assert peer.notices == []
 
 
 @pytest.mark.parametrize("kind", [MessageType.REPLY, MessageType.ERROR, MessageType.RESULT])
@@ -153,7 +171,7 @@ def test_the_server_answers_after_whatever_came(running, caplog):
         assert other.end_of(asked).type is MessageType.REPLY
         while peer.has_message():
             # Whatever is said to it is well-formed, and never that the server did not know what to do.
-            answer = peer.receive()
+            answer = decode(peer.socket.recv_multipart())
             assert answer.body.get("code") != "INTERNAL"
 
     fuzz()

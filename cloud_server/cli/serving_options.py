@@ -1,0 +1,111 @@
+"""The options of ``splitfleet serve`` that an operator turns: batches, the end, the log, HTTP beside it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from cloud_server.batches import BatchLimits
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """How to serve; ``http`` is the address to answer at over HTTP, if at all."""
+
+    max_batch: int
+    batch_delay_ms: float
+    grace_s: float
+    http: str | None
+    log_format: str
+    log_level: str
+
+    def limits(self) -> BatchLimits:
+        """What goes together in a batch."""
+        from cloud_server.batches import BatchLimits
+
+        return BatchLimits(max_batch=self.max_batch, delay_s=self.batch_delay_ms / 1000)
+
+    @contextmanager
+    def log_to_stderr(self) -> Iterator[Say]:
+        """Log on a duplicate of stderr's descriptor, since what is written to the descriptor itself may be discarded.
+
+        Gives a function that says a line there: plain, or as an entry where the log is JSON.
+        """
+        import logging
+
+        from cloud_server.logs import logging_to
+
+        as_json = self.log_format == "json"
+        with os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1) as stream:
+
+            def say(line: str) -> None:
+                print(line, file=stream, flush=True)
+
+            with logging_to(stream, as_json=as_json, level=logging.getLevelNamesMapping()[self.log_level.upper()]):
+                yield logging.getLogger("cloud_server").info if as_json else say
+
+
+_OPTIONS = (
+    click.option(
+        "--max-batch",
+        type=click.IntRange(1, 256),
+        default=32,
+        show_default=True,
+        help="How many samples of one tail run together at most.",
+    ),
+    click.option(
+        "--batch-delay-ms",
+        type=click.FloatRange(0, 1000),
+        default=1.0,
+        show_default=True,
+        help="How long a free tail waits for as many requests as it had last; a lone one never waits.",
+    ),
+    click.option(
+        "--grace",
+        "grace_s",
+        metavar="SECONDS",
+        type=click.FloatRange(0, 3600),
+        default=5.0,
+        show_default=True,
+        help="How long requests under way may take to end after SIGTERM or Ctrl-C.",
+    ),
+    click.option("--http", metavar="HOST:PORT", help="Answer /livez, /readyz and /metrics there, for Prometheus."),
+    click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="json: a document a line.",
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning"]),
+        default="info",
+        show_default=True,
+        help="info: requests that fail have a line, too; debug: all.",
+    ),
+)
+_NAMES = ("max_batch", "batch_delay_ms", "grace_s", "http", "log_format", "log_level")
+
+
+def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options to ``command``, which gets them as ``serving``."""
+
+    @functools.wraps(command)
+    def gathered(**values: Any) -> Any:
+        serving = ServingOptions(**{name: values.pop(name) for name in _NAMES})
+        return command(serving=serving, **values)
+
+    for option in reversed(_OPTIONS):
+        gathered = option(gathered)
+    return gathered
