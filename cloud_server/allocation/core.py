@@ -8,7 +8,8 @@
             core.tell(draw, evaluation_or_failure)
     core.outcomes()
 
-Why it ends: a draw is a model that its device has not had, so a device has at most as many trials as there are models;
+Why it ends: a draw is a model that its device has not had, so a device has at most as many trials as there are models,
+apart from those that were broken off, and two of these in a row are the end of it;
 :meth:`Allocator.ask` returns nothing exactly when no device that is online can and need draw, and what it does return
 must be told before it is asked again. Only a fleet that grows for ever keeps it going for ever, unless ``max_rounds``.
 """
@@ -25,17 +26,21 @@ from cloud_server.allocation.trial import Draw, Evaluation, Failure, Trial, Tria
 
 # A device that hung is given one more chance: it may have been restarted. Each costs the others a timeout.
 MAX_UNREACHABLE = 2
+# A draw that was broken off by a fault that is not the candidate's is repeated once.
+MAX_BROKEN_OFF = 2
 
 
 class OutcomeState(StrEnum):
     """How it ended for a device.
 
-    ``INFEASIBLE``: it has had every model. ``UNREACHABLE``: it is gone, or was at a trial that it would have needed.
-    ``UNDECIDED``: the rounds ran out before.
+    ``INFEASIBLE``: it has had every model, and each was judged. ``FAILED``: its trials were broken off by what is no
+    model's fault. ``UNREACHABLE``: it is gone, or was at a trial that it would have needed. ``UNDECIDED``: the rounds
+    ran out before.
     """
 
     ACCEPTED = "accepted"
     INFEASIBLE = "infeasible"
+    FAILED = "failed"
     UNREACHABLE = "unreachable"
     UNDECIDED = "undecided"
 
@@ -68,6 +73,16 @@ class _Device:
     def latest(self) -> Evaluation | None:
         """What the device has now; nothing when its last trial was not evaluated."""
         return self.trials[-1].evaluation if self.trials else None
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it had all the chances that faults of anything but a candidate are given."""
+        last = [trial.state for trial in self.trials[-MAX_BROKEN_OFF:]]
+        return self.times_unreachable >= MAX_UNREACHABLE or last == [TrialState.BROKEN_OFF] * MAX_BROKEN_OFF
+
+    @property
+    def broken_off(self) -> bool:
+        return bool(self.trials) and self.trials[-1].state is TrialState.BROKEN_OFF
 
     @property
     def times_unreachable(self) -> int:
@@ -122,7 +137,7 @@ class Allocator:
             raise RuntimeError(f"the draws of these devices were not told: {', '.join(sorted(waiting))}")
         self._online = frozenset(online)
         self.expect(self._online)
-        if self._max_rounds is not None and self._round >= self._max_rounds:
+        if self._rounds_ran_out():
             return ()
         devices = self._who_draws([self._devices[device_id] for device_id in sorted(self._online)])
         if not devices:
@@ -138,6 +153,8 @@ class Allocator:
         trial = judge(draw, result, self._thresholds)
         device.trials.append(trial)
         device.open = None
+        if trial.state is TrialState.BROKEN_OFF:
+            device.drawn.discard(draw.model)
         return trial
 
     def ask_again(self, device_id: str) -> Draw | None:
@@ -149,15 +166,32 @@ class Allocator:
             raise RuntimeError(f"the draw of {device_id} was not told")
         return self._draw(device) if self._left(device) else None
 
+    def absent(self) -> tuple[str, ...]:
+        """Devices that took part, are not online and would draw if they were: worth waiting for."""
+        if self._rounds_ran_out():
+            return ()
+        return tuple(
+            device.device_id
+            for device in self._devices.values()
+            if device.trials and device.device_id not in self._online and self._can_draw(device)
+        )
+
     def outcomes(self) -> dict[str, Outcome]:
         """How it stands for each device, by device id."""
         return {device_id: self._outcome(self._devices[device_id]) for device_id in sorted(self._devices)}
+
+    def _rounds_ran_out(self) -> bool:
+        return self._max_rounds is not None and self._round >= self._max_rounds
+
+    def _can_draw(self, device: _Device) -> bool:
+        return device.accepted is None and not device.gave_up and bool(self._left(device))
 
     def _left(self, device: _Device) -> list[str]:
         return [model for model in self._models if model not in device.drawn]
 
     def _draw(self, device: _Device) -> Draw:
-        history = History(device_id=device.device_id, trials=tuple(device.trials), models=self._left(device))
+        counted = tuple(trial for trial in device.trials if trial.state is not TrialState.BROKEN_OFF)
+        history = History(device_id=device.device_id, trials=counted, models=self._left(device))
         model = self._strategy.choose(history)
         if model not in history.models:
             raise RuntimeError(f"the strategy chose {model!r}, which is not one of {', '.join(history.models)}")
@@ -166,11 +200,7 @@ class Allocator:
         return device.open
 
     def _who_draws(self, online: Sequence[_Device]) -> list[_Device]:
-        able = [
-            device
-            for device in online
-            if device.accepted is None and device.times_unreachable < MAX_UNREACHABLE and self._left(device)
-        ]
+        able = [device for device in online if self._can_draw(device)]
         if self._redraw == "failing":
             return able
         chosen = {device.device_id for device in able if device.latest is None}
@@ -196,6 +226,8 @@ class Allocator:
         elif not self._left(device) and not device.open:
             # Models lost to a vanished device were not shown to fall short: that is no proof of infeasibility.
             state = OutcomeState.UNREACHABLE if device.times_unreachable else OutcomeState.INFEASIBLE
+        elif device.broken_off and (device.gave_up or device.device_id in self._online):
+            state = OutcomeState.FAILED
         elif device.device_id not in self._online or device.times_unreachable >= MAX_UNREACHABLE:
             state = OutcomeState.UNREACHABLE
         else:

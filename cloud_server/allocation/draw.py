@@ -16,7 +16,10 @@ from cloud_server.allocation.trial import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What a device has behind it, and before it: ``models`` are those it has not had, sorted, never empty."""
+    """What a device has behind it, and before it: ``models`` are those it has not had, sorted, never empty.
+
+    A trial that was broken off is not among ``trials``, so its model is drawn again.
+    """
 
     device_id: str
     trials: Sequence[Trial]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from cloud_server.registry import Registry
-from edge_sdk.errors import RegistryUnreachableError
+from edge_sdk.errors import SplitfleetError
 
 LEASE_S = 10.0
 RENEW_EVERY_S = 2.0
@@ -43,8 +43,9 @@ class Lease:
         while not self._done.wait(RENEW_EVERY_S):
             try:
                 alive = self._registry.renew_run(self._run_id, lease_s=LEASE_S, now=datetime.now(UTC))
-            except RegistryUnreachableError:
-                # It may be back before the lease runs out; if not, the loop's own next write tells.
+            except SplitfleetError:
+                # Out of reach, or unreadable for now: it may be back before the lease runs out; if not, the loop's own
+                # next write tells.
                 continue
             if not alive:
                 self.lost = True

@@ -9,6 +9,7 @@ emulated devices share the cores of a machine.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,17 +27,38 @@ from cloud_server.allocation.settings import AllocationSettings
 from cloud_server.allocation.trial import Draw, Evaluation, Failure, Placement, Trial, TrialState
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import (
+    BundleError,
     DeviceUnreachableError,
     DoesNotFitError,
+    FeatureMismatchError,
+    IntegrityError,
+    ModelError,
     PeerUnreachableError,
     RegistryUnreachableError,
+    RuntimeUnavailableError,
     SplitfleetError,
+    StorageError,
+    TailFailedError,
 )
 from edge_sdk.protocol import DeviceState, InstallReport
 
 MAX_SIDE_BY_SIDE = 32
 
-_STATES = ((DeviceUnreachableError, TrialState.UNREACHABLE), (DoesNotFitError, TrialState.DOES_NOT_FIT))
+LOOK_FOR_DEVICES_EVERY_S = 1.0
+
+# The first that an error is an instance of. What is not named here says nothing of the candidate: a full disk, a cut
+# link, a server in need, a device that talks nonsense.
+_STATES: tuple[tuple[type[SplitfleetError], TrialState], ...] = (
+    (DeviceUnreachableError, TrialState.UNREACHABLE),
+    (DoesNotFitError, TrialState.DOES_NOT_FIT),
+    (IntegrityError, TrialState.BROKEN_OFF),
+    (BundleError, TrialState.FAILED),
+    (ModelError, TrialState.FAILED),
+    (RuntimeUnavailableError, TrialState.FAILED),
+    (FeatureMismatchError, TrialState.FAILED),
+    (TailFailedError, TrialState.FAILED),
+    (SplitfleetError, TrialState.BROKEN_OFF),
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -59,7 +81,9 @@ class Loop:
     Once ``stopped`` is set, an error is the run's and no trial's: everything under way is being made to fail.
     """
 
-    def __init__(self, run_id: int, core: Allocator, means: Means, stopped: threading.Event) -> None:
+    def __init__(
+        self, run_id: int, core: Allocator, means: Means, publisher: Publisher, stopped: threading.Event
+    ) -> None:
         self._run_id = run_id
         self._core = core
         self._means = means
@@ -71,18 +95,31 @@ class Loop:
         self._stopped = stopped
         self._states: Mapping[str, DeviceState] = {}
         self._trial_ids: dict[Draw, int] = {}
-        self.publisher = Publisher(means.fleet)
+        self.publisher = publisher
         self.accepted: dict[str, Deployed] = {}
 
     def run(self, pool: ThreadPoolExecutor) -> None:
-        """All rounds, until the core asks for nothing more."""
-        while draws := self._core.ask(self._online()):
+        """All rounds, until the core asks for nothing more, and no device that is absent comes back."""
+        while draws := self._next_draws():
             number = self._core.round
             self._registry.start_round(self._run_id, number, now=utc_now())
             self._observer.round_started(number, draws)
             deployed = [pair for pair in pool.map(self._deploy, draws) if pair is not None]
             self.with_quiet_cores(pool, lambda pair: self._finish(*pair), deployed)
             self._registry.end_round(self._run_id, number, now=utc_now())
+
+    def _next_draws(self) -> Sequence[Draw]:
+        """The draws of the next round; waits for absent devices where there are none without them."""
+        draws = self._core.ask(self._online())
+        if draws or not (absent := self._core.absent()):
+            return draws
+        timeout_s = self._means.settings.device_timeout_s
+        self._observer.phase_started(f"waiting up to {timeout_s:g} s for {', '.join(absent)} to come back")
+        deadline = time.monotonic() + timeout_s
+        while not draws and (left_s := deadline - time.monotonic()) > 0:
+            self._stopped.wait(min(left_s, LOOK_FOR_DEVICES_EVERY_S))
+            draws = self._core.ask(self._online())
+        return draws
 
     def trial_id(self, draw: Draw) -> int:
         """The id of a draw's trial in the registry."""
@@ -100,21 +137,25 @@ class Loop:
 
         Raises :class:`SplitfleetError`.
         """
+
+        def install_and_run() -> tuple[InstallReport, Accuracy]:
+            self._observer.progress(device_id, "installing")
+            report = self._fleet.install(device_id, bundle.digest, memory_limit_bytes=memory_limit_bytes)
+            metric, told = self._means.data.metric, self._told(device_id, "accuracy")
+            return report, measure_accuracy(self._fleet, device_id, bundle, self._validation, metric, told)
+
         self._observer.progress(device_id, "publishing the bundle")
-        self.publisher.publish(bundle)
-        self._observer.progress(device_id, "installing")
-        install = self._fleet.install(device_id, bundle.digest, memory_limit_bytes=memory_limit_bytes)
-        accuracy = measure_accuracy(
-            self._fleet, device_id, bundle, self._validation, self._means.data.metric, self._told(device_id, "accuracy")
-        )
+        install, accuracy = self.publisher.using(bundle, install_and_run)
         self._observer.progress(device_id, "waiting for the latency phase")
         return Deployed(device_id=device_id, trial_id=trial_id, bundle=bundle, install=install, accuracy=accuracy)
 
     def measure(self, deployed: Deployed) -> Evaluation:
         """Complete the evaluation of a deployed bundle. Raises :class:`SplitfleetError`."""
         self._observer.progress(deployed.device_id, f"latency of {self._means.settings.latency_samples} requests")
-        latency = measure_latency(
-            self._fleet, deployed.device_id, deployed.bundle, self._validation, self._means.settings.latency_samples
+        samples = self._means.settings.latency_samples
+        latency = self.publisher.using(
+            deployed.bundle,
+            partial(measure_latency, self._fleet, deployed.device_id, deployed.bundle, self._validation, samples),
         )
         return evaluation(deployed.install, deployed.accuracy, latency)
 
@@ -122,7 +163,10 @@ class Loop:
         """The accuracy of a deployed bundle on another labelled set. Raises :class:`SplitfleetError`."""
         device_id = deployed.device_id
         told = self._told(device_id, "test set")
-        return measure_accuracy(self._fleet, device_id, deployed.bundle, test, self._means.data.metric, told)
+        return self.publisher.using(
+            deployed.bundle,
+            partial(measure_accuracy, self._fleet, device_id, deployed.bundle, test, self._means.data.metric, told),
+        )
 
     def _told(self, device_id: str, what: str) -> Callable[[int, int], None]:
         return lambda done, total: self._observer.progress(device_id, f"{what}: {done} of {total} samples")
@@ -138,7 +182,8 @@ class Loop:
         candidate: Draw | None = draw
         while candidate is not None:
             trial_id = self._begin(candidate)
-            built = self._attempt(partial(self._build, candidate, trial_id))
+            # The allocator's own disk: the next candidate would fare no better.
+            built = self._attempt(partial(self._build, candidate, trial_id), ends_run=StorageError)
             if isinstance(built, NoCut):
                 self._end(candidate, Failure(state=TrialState.DOES_NOT_FIT, reason=built.reason))
                 with self._lock:
@@ -203,16 +248,18 @@ class Loop:
         self._observer.trial_ended(trial)
         return trial
 
-    def _attempt(self, action: Callable[[], T]) -> T | Failure:
+    def _attempt(
+        self, action: Callable[[], T], *, ends_run: type[SplitfleetError] = PeerUnreachableError
+    ) -> T | Failure:
         """What ``action`` returns; an error of one candidate or device fails its trial and does not end the run."""
         try:
             return action()
         except (PeerUnreachableError, RegistryUnreachableError):
             raise
         except SplitfleetError as error:
-            if self._stopped.is_set():
+            if self._stopped.is_set() or isinstance(error, ends_run):
                 raise
-            state = next((state for kind, state in _STATES if isinstance(error, kind)), TrialState.FAILED)
+            state = next(state for kind, state in _STATES if isinstance(error, kind))
             return Failure(state=state, reason=error.message)
 
 

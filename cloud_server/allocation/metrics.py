@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edge_sdk.errors import ConfigError, ProtocolError
+from edge_sdk.errors import ConfigError, ModelError
 
 Array = npt.NDArray[Any]
 Scores = npt.NDArray[np.float64]
@@ -31,16 +31,16 @@ class Metric(Protocol):
 def accuracy(outputs: Sequence[Array], labels: Array) -> Scores:
     """1 where the largest entry of the first output, (N, classes), is at the label, else 0.
 
-    Raises :class:`ProtocolError` for outputs that are not such.
+    Raises :class:`ModelError` for outputs that are not such.
     """
     scores = outputs[0]
     if scores.ndim != 2 or len(scores) != len(labels):
-        raise ProtocolError(
+        raise ModelError(
             f"accuracy needs an output of shape ({len(labels)}, classes), got {list(scores.shape)}: "
             "the task's metric is not one for this model"
         )
     if not np.isfinite(scores).all():
-        raise ProtocolError("the model's output holds values that are not finite")
+        raise ModelError("the model's output holds values that are not finite")
     hits: Scores = (scores.argmax(axis=1) == labels).astype(np.float64)
     return hits
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
-from cloud_server.allocation.fleet import Array, RunResult, Seconds
+from cloud_server.allocation.device_reports import install_report, run_result
+from cloud_server.allocation.fleet import Array, RunResult
 from edge_sdk.bundle import Bundle
 from edge_sdk.channel import Channel
-from edge_sdk.errors import ProtocolError
+from edge_sdk.errors import ProtocolError, StorageError
 from edge_sdk.keys import CurveKeys
+from edge_sdk.manifest import Manifest
 from edge_sdk.protocol import (
     CallDevice,
     DeviceState,
@@ -25,7 +28,6 @@ from edge_sdk.protocol import (
     ListDevices,
     LoadTail,
     Run,
-    RunReport,
     UnloadTail,
 )
 from edge_sdk.repository_client import RepositoryClient
@@ -33,6 +35,8 @@ from edge_sdk.wire import Message
 
 LIST_TIMEOUT_S = 10.0
 TAIL_TIMEOUT_S = 300.0
+# Also waited for when a run is broken off.
+UNLOAD_TIMEOUT_S = 8.0
 # How long a device may take is the server's to judge, by its progress. This only bounds what the wire carries.
 DEVICE_CALL_TIMEOUT_S = 24 * 3600.0
 
@@ -50,6 +54,8 @@ class RemoteFleet:
         self._stall_timeout_s = stall_timeout_s
         # Blobs are appended to in order: two threads that send the same one would disturb each other.
         self._uploading = threading.Lock()
+        # What a run of a published bundle must answer with.
+        self._manifests: dict[str, Manifest] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -78,17 +84,22 @@ class RemoteFleet:
             after = following
 
     def publish(self, bundle: Bundle) -> None:
-        with self._uploading:
+        with self._uploading, _own_disk("sending a bundle"):
             self._repository.put_bundle(bundle)
+        self._manifests[bundle.digest] = bundle.manifest
         if bundle.manifest.has_tail:
             self._channel.call(LoadTail(bundle=bundle.digest), timeout_s=TAIL_TIMEOUT_S)
 
     def unload(self, digest: str) -> None:
-        self._channel.call(UnloadTail(bundle=digest), timeout_s=TAIL_TIMEOUT_S)
+        self._channel.call(UnloadTail(bundle=digest), timeout_s=UNLOAD_TIMEOUT_S)
 
     def publish_inputs(self, inputs: Mapping[str, Array]) -> Mapping[str, str]:
         blobs: dict[str, str] = {}
-        with tempfile.TemporaryDirectory(prefix="splitfleet-inputs-") as folder, self._uploading:
+        with (
+            _own_disk("sending samples"),
+            tempfile.TemporaryDirectory(prefix="splitfleet-inputs-") as folder,
+            self._uploading,
+        ):
             for number, (name, array) in enumerate(inputs.items()):
                 path = Path(folder) / f"{number}.npy"
                 np.save(path, np.ascontiguousarray(array), allow_pickle=False)
@@ -99,7 +110,7 @@ class RemoteFleet:
 
     def install(self, device_id: str, digest: str, *, memory_limit_bytes: int | None = None) -> InstallReport:
         request = Install(bundle=digest, memory_limit_bytes=memory_limit_bytes)
-        return InstallReport.from_body(self._call(device_id, request).body)
+        return install_report(self._call(device_id, request).body, digest)
 
     def run(
         self,
@@ -114,14 +125,7 @@ class RemoteFleet:
     ) -> RunResult:
         request = Run(bundle=digest, inputs=dict(inputs), first=first, count=count, window=window, warmup=warmup)
         message = self._call(device_id, request)
-        report = RunReport.from_body(message.body)
-        arrays = message.arrays()
-        numbers = sum(name.startswith("output_") for name in arrays)
-        outputs = tuple(_array(arrays, f"output_{number}", count) for number in range(max(numbers, 1)))
-        edge_s, transfer_s, cloud_s = (_times(arrays, name, count) for name in ("edge_s", "transfer_s", "cloud_s"))
-        return RunResult(
-            outputs=outputs, edge_s=edge_s, transfer_s=transfer_s, cloud_s=cloud_s, sent_bytes=report.sent_bytes
-        )
+        return run_result(message.body, message.arrays(), self._manifests[digest], digest, count=count)
 
     def _call(self, device_id: str, request: Install | Run) -> Message:
         relayed = CallDevice(
@@ -133,16 +137,10 @@ class RemoteFleet:
         return self._channel.call(relayed, timeout_s=DEVICE_CALL_TIMEOUT_S)
 
 
-def _array(arrays: Mapping[str, Any], name: str, count: int) -> Array:
-    array: Array | None = arrays.get(name)
-    if array is None or array.ndim < 1 or len(array) != count:
-        got = "nothing" if array is None else list(array.shape)
-        raise ProtocolError(f"device.run must answer with tensor {name!r} for {count} samples, got {got}")
-    return array
-
-
-def _times(arrays: Mapping[str, Any], name: str, count: int) -> Seconds:
-    array = _array(arrays, name, count)
-    if array.shape != (count,) or array.dtype != np.float64 or not (np.isfinite(array) & (array >= 0)).all():
-        raise ProtocolError(f"device.run: tensor {name!r} must be {count} float64 times of 0 s or more")
-    return array
+@contextmanager
+def _own_disk(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise StorageError(f"{where}{what} failed ({error.strerror or error})") from error

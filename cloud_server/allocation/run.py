@@ -18,6 +18,7 @@ from cloud_server.allocation.means import Means
 from cloud_server.allocation.memory_model import MODELS
 from cloud_server.allocation.observer import Observer
 from cloud_server.allocation.predictions import Predictions
+from cloud_server.allocation.publisher import Publisher
 from cloud_server.allocation.remote_fleet import RemoteFleet
 from cloud_server.allocation.result import AllocationResult, read_result
 from cloud_server.allocation.settings import AllocationSettings
@@ -132,6 +133,7 @@ def _carry_out(run_id: int, means: Means) -> Mapping[str, Outcome]:
     )
     core.expect(settings.devices)
     before = means.registry.active_bundles()
+    publisher = Publisher(means.fleet)
     stopped = threading.Event()
 
     def stop() -> None:
@@ -143,7 +145,7 @@ def _carry_out(run_id: int, means: Means) -> Mapping[str, Outcome]:
         ThreadPoolExecutor(MAX_SIDE_BY_SIDE, "allocation") as pool,
     ):
         try:
-            loop = Loop(run_id, core, means, stopped)
+            loop = Loop(run_id, core, means, publisher, stopped)
             loop.run(pool)
             outcomes = core.outcomes()
             conclusion = Conclusion(loop, means)
@@ -153,12 +155,16 @@ def _carry_out(run_id: int, means: Means) -> Mapping[str, Outcome]:
             conclusion.restore(
                 device_id
                 for device_id, outcome in outcomes.items()
-                if outcome.state in (OutcomeState.INFEASIBLE, OutcomeState.UNDECIDED)
+                if outcome.state in (OutcomeState.INFEASIBLE, OutcomeState.FAILED, OutcomeState.UNDECIDED)
             )
             conclusion.unload(before=before)
         except BaseException as error:
-            # Else the pool would wait for devices and conversions that nobody needs any more.
-            stop()
+            stopped.set()
+            try:
+                _tidy_up(publisher, means)
+            finally:
+                # Else the pool would wait for devices and conversions that nobody needs any more.
+                stop()
             if lease.lost:
                 raise SplitfleetError(
                     f"run {run_id} was not heard of for {LEASE_S:g} s and taken for dead; start it again"
@@ -166,6 +172,13 @@ def _carry_out(run_id: int, means: Means) -> Mapping[str, Outcome]:
             raise
     means.registry.record_outcomes(run_id, (_record(loop, outcome) for outcome in outcomes.values()))
     return outcomes
+
+
+def _tidy_up(publisher: Publisher, means: Means) -> None:
+    """Unload the tails that a run leaves behind which was broken off; where that is not possible they stay."""
+    publisher.close()
+    with suppress(SplitfleetError):
+        publisher.unload_all_but(means.registry.active_bundles())
 
 
 def _record(loop: Loop, outcome: Outcome) -> OutcomeRecord:
@@ -177,13 +190,23 @@ def _record(loop: Loop, outcome: Outcome) -> OutcomeRecord:
     )
 
 
+def _named(outcome: Outcome) -> str:
+    return (
+        f"{outcome.device_id} ({outcome.trials[-1].reason})"
+        if outcome.state is OutcomeState.FAILED
+        else outcome.device_id
+    )
+
+
 def _verdict(outcomes: Mapping[str, Outcome]) -> tuple[RunState, str]:
     without = {
-        state: [device_id for device_id, outcome in outcomes.items() if outcome.state is state]
+        state: [_named(outcome) for outcome in outcomes.values() if outcome.state is state]
         for state in OutcomeState
         if state is not OutcomeState.ACCEPTED
     }
-    reason = "; ".join(f"{state}: {', '.join(device_ids)}" for state, device_ids in without.items() if device_ids)
+    reason = "; ".join(f"{state}: {', '.join(devices)}" for state, devices in without.items() if devices)
     if without[OutcomeState.INFEASIBLE] or without[OutcomeState.UNDECIDED]:
         return RunState.INFEASIBLE, reason
+    if without[OutcomeState.FAILED]:
+        return RunState.FAILED, reason
     return (RunState.UNREACHABLE, reason) if reason else (RunState.ACCEPTED, "")

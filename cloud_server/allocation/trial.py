@@ -16,8 +16,9 @@ class TrialState(StrEnum):
     """Where a trial stands. All but ``RUNNING`` are final.
 
     ``MISSED``: evaluated, and short of a threshold. ``DOES_NOT_FIT``: no head of this model fits the device.
-    ``FAILED``: it could not be built, installed or run. ``UNREACHABLE``: the device vanished or hung.
-    ``INTERRUPTED``: the allocator died meanwhile.
+    ``FAILED``: it could not be built, installed or run, and that is the candidate's fault. ``BROKEN_OFF``: something
+    else was at fault, such as a full disk; it says nothing of the candidate. ``UNREACHABLE``: the device vanished or
+    hung. ``INTERRUPTED``: the allocator died meanwhile.
     """
 
     RUNNING = "running"
@@ -25,6 +26,7 @@ class TrialState(StrEnum):
     MISSED = "missed"
     DOES_NOT_FIT = "does_not_fit"
     FAILED = "failed"
+    BROKEN_OFF = "broken_off"
     UNREACHABLE = "unreachable"
     INTERRUPTED = "interrupted"
 
@@ -60,7 +62,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a trial has no evaluation; ``state`` is ``DOES_NOT_FIT``, ``FAILED`` or ``UNREACHABLE``."""
+    """Why a trial has no evaluation; ``state`` is ``DOES_NOT_FIT``, ``FAILED``, ``BROKEN_OFF`` or ``UNREACHABLE``."""
 
     state: TrialState
     reason: str

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_server.allocation.core import MAX_UNREACHABLE, Allocator, Outcome, OutcomeState
+from cloud_server.allocation.core import MAX_BROKEN_OFF, MAX_UNREACHABLE, Allocator, Outcome, OutcomeState
 from cloud_server.allocation.draw import History, RandomDraw
 from cloud_server.allocation.settings import Redraw, Thresholds
 from cloud_server.allocation.trial import Draw, Evaluation, Failure, TrialState, shortfall
@@ -38,6 +38,7 @@ def evaluation(accuracy: float, latency_ms: float) -> Evaluation:
 GOOD, INACCURATE, SLOW, BAD = (evaluation(a, ms) for a, ms in ((0.9, 20.0), (0.7, 20.0), (0.9, 80.0), (0.7, 80.0)))
 NO_FIT = Failure(state=TrialState.DOES_NOT_FIT, reason="not even the first layer fits")
 FAILED = Failure(state=TrialState.FAILED, reason="conversion failed")
+BROKEN = Failure(state=TrialState.BROKEN_OFF, reason="no space left on the device")
 GONE = Failure(state=TrialState.UNREACHABLE, reason="no progress")
 
 Answer = Callable[[Draw], Evaluation | Failure]
@@ -150,6 +151,43 @@ def test_no_head_fits_then_it_ends_in_one_round_without_a_miss_to_show() -> None
 def test_a_failed_trial_costs_its_model_only() -> None:
     outcomes = fleet(lambda draw: FAILED if draw.trial == 1 else GOOD, ["x"]).play()
     assert [trial.state for trial in outcomes["x"].trials] == [TrialState.FAILED, TrialState.ACCEPTED]
+
+
+def test_a_draw_that_was_broken_off_is_repeated_and_moves_no_later_draw() -> None:
+    untroubled = fleet(lambda _: SLOW, ["x"]).play()["x"]
+    troubled = fleet(lambda draw: BROKEN if draw.trial in (1, 4) else SLOW, ["x"]).play()["x"]
+    judged = [trial.draw.model for trial in troubled.trials if trial.state is not TrialState.BROKEN_OFF]
+    assert judged == [trial.draw.model for trial in untroubled.trials]
+    assert [trial.draw.trial for trial in troubled.trials] == [1, 2, 3, 4, 5, 6]
+    assert troubled.trials[0].draw.model == troubled.trials[1].draw.model
+    assert troubled.state is OutcomeState.INFEASIBLE
+
+
+def test_a_device_whose_trials_are_broken_off_stops_drawing_and_proves_nothing() -> None:
+    outcomes = fleet(lambda draw: GOOD if draw.device_id == "y" else BROKEN, ["x", "y"]).play()
+    assert outcomes["x"].state is OutcomeState.FAILED
+    assert len({trial.draw.model for trial in outcomes["x"].trials}) == 1
+    assert len(outcomes["x"].trials) == MAX_BROKEN_OFF
+    assert outcomes["y"].state is OutcomeState.ACCEPTED
+
+
+def test_a_device_without_time_to_repeat_what_was_broken_off_has_failed() -> None:
+    assert fleet(lambda _: BROKEN, ["x"], max_rounds=1).play()["x"].state is OutcomeState.FAILED
+
+
+def test_absent_is_who_would_draw_if_it_were_online() -> None:
+    played = fleet(lambda draw: {"done": GOOD, "left": SLOW, "twice": GONE}.get(draw.device_id, SLOW), [])
+    played.core.expect(["never"])
+    played.online = lambda number: ["done", "left", "twice"] if number == 1 else ["twice"] if number == 2 else []
+    played.play()
+    assert played.core.absent() == ("left",)
+
+
+def test_nobody_is_absent_once_the_rounds_ran_out() -> None:
+    played = fleet(lambda _: SLOW, ["x"], max_rounds=1)
+    played.play()
+    assert played.core.ask([]) == ()
+    assert played.core.absent() == ()
 
 
 def test_the_others_go_on_when_one_hangs() -> None:
@@ -286,7 +324,7 @@ def test_draws_are_spread_over_the_models() -> None:
     assert min(counts) > 60
 
 
-results = st.sampled_from([GOOD, INACCURATE, SLOW, BAD, NO_FIT, FAILED, GONE])
+results = st.sampled_from([GOOD, INACCURATE, SLOW, BAD, NO_FIT, FAILED, BROKEN, GONE])
 device_ids = st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=5, unique=True)
 
 
@@ -300,11 +338,11 @@ def test_any_fleet_ends_and_never_repeats_a_model(
     presence = data.draw(st.lists(st.lists(st.sampled_from(devices)), max_size=6), label="who is online, by round")
     played = fleet(lambda draw: script[draw.device_id, draw.model], devices, redraw=redraw, seed=seed)
     played.online = lambda number: presence[number - 1] if number <= len(presence) else devices
-    outcomes = played.play(at_most=len(devices) * len(MODELS))
+    outcomes = played.play(at_most=len(devices) * len(MODELS) * MAX_BROKEN_OFF)
     for device, outcome in outcomes.items():
-        models = [trial.draw.model for trial in outcome.trials]
+        models = [trial.draw.model for trial in outcome.trials if trial.state is not TrialState.BROKEN_OFF]
         assert len(set(models)) == len(models)
-        assert [trial.draw.trial for trial in outcome.trials] == list(range(1, len(models) + 1))
+        assert [trial.draw.trial for trial in outcome.trials] == list(range(1, len(outcome.trials) + 1))
         accepted = [trial for trial in outcome.trials if trial.state is TrialState.ACCEPTED]
         assert accepted == ([outcome.accepted] if outcome.accepted else [])
         assert (outcome.state is OutcomeState.ACCEPTED) == bool(accepted)

@@ -25,9 +25,15 @@ from edge_sdk.errors import (
     DeviceUnreachableError,
     DoesNotFitError,
     InfeasibleError,
+    IntegrityError,
+    OverloadedError,
     PeerUnreachableError,
+    ProtocolError,
+    RemoteInternalError,
     SplitfleetError,
+    StorageError,
     TailFailedError,
+    UnknownBundleError,
 )
 from edge_sdk.protocol import DeviceState
 
@@ -45,12 +51,16 @@ class Recorder(Observer):
         self.warnings: list[str] = []
         self.trials: list[Trial] = []
         self.doing: list[str] = []
+        self.phases: list[str] = []
 
     def warned(self, message: str) -> None:
         self.warnings.append(message)
 
     def trial_ended(self, trial: Trial) -> None:
         self.trials.append(trial)
+
+    def phase_started(self, name: str) -> None:
+        self.phases.append(name)
 
     def progress(self, device_id: str, doing: str) -> None:  # noqa: ARG002
         self.doing.append(doing)
@@ -254,6 +264,131 @@ def test_a_device_that_hangs_leaves_the_others_and_the_run_ends_with_4(
     }
 
 
+FAULTS = [
+    StorageError("/srv/blobs: No space left on device"),
+    IntegrityError("head.tflite does not match its SHA-256"),
+    RemoteInternalError("unexpected KeyError"),
+    OverloadedError("16 calls are under way"),
+    ProtocolError("device.run: tensor 'output_0' is missing"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+def test_a_fault_that_is_no_candidates_ends_with_1_and_burns_no_model(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, registry: Registry, fault: SplitfleetError
+) -> None:
+    def faulty(device_id: str, model: str) -> tuple[float, float]:  # noqa: ARG001
+        if device_id == "x":
+            raise fault
+        return 0.9, 20.0
+
+    fleet = make_fleet(faulty, make_state("x"), make_state("y"))
+    result = run(fleet)
+    error = result.error()
+    assert error is not None
+    assert error.exit_code == 1
+    assert fault.message in error.message
+    x, y = result.devices
+    assert (x.state, y.state) == (OutcomeState.FAILED, OutcomeState.ACCEPTED)
+    assert [trial.state for trial in x.trials] == [TrialState.BROKEN_OFF] * 2
+    assert len({trial.model for trial in x.trials}) == 1
+    assert fleet.loaded == set(registry.active_bundles())
+
+
+def test_a_fault_that_passes_costs_a_repetition_only(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState
+) -> None:
+    calls: list[str] = []
+
+    def once(device_id: str, model: str) -> tuple[float, float]:  # noqa: ARG001
+        calls.append(model)
+        if len(calls) == 1:
+            raise OverloadedError("later")
+        return 0.9, 20.0
+
+    (device,) = run(make_fleet(once, make_state("x"))).devices
+    assert [trial.state for trial in device.trials] == [TrialState.BROKEN_OFF, TrialState.ACCEPTED]
+    assert device.trials[0].model == device.trials[1].model
+
+
+def test_the_allocators_own_disk_ends_the_run(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, candidates: Candidates, registry: Registry
+) -> None:
+    candidates.broken = dict.fromkeys("abc", StorageError("/home/conversions: No space left on device"))
+    with pytest.raises(StorageError) as caught:
+        run(make_fleet(good, make_state("x")))
+    assert caught.value.exit_code == 1
+    (ended,) = registry.runs()
+    assert (ended.state, ended.reason) == (RunState.FAILED, "/home/conversions: No space left on device")
+
+
+@pytest.mark.parametrize("phase", ["accuracy", "latency"])
+def test_a_tail_that_another_unloaded_is_published_once_more(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, phase: str
+) -> None:
+    calls: list[str] = []
+
+    def unloaded(device_id: str, model: str) -> tuple[float, float]:  # noqa: ARG001
+        calls.append(model)
+        if len(calls) == {"accuracy": 1, "latency": 2}[phase]:
+            fleet.loaded.clear()
+            raise UnknownBundleError("no tail of that bundle is loaded")
+        return 0.9, 20.0
+
+    fleet = make_fleet(unloaded, make_state("x"))
+    (device,) = run(fleet).devices
+    assert [trial.state for trial in device.trials] == [TrialState.ACCEPTED]
+    assert len(fleet.published) == 2
+    assert len(set(fleet.published)) == 1
+
+
+def test_a_tail_that_does_not_stay_is_a_fault(run: Allocate, make_fleet: MakeFleet, make_state: MakeState) -> None:
+    def never(device_id: str, model: str) -> tuple[float, float]:
+        raise UnknownBundleError(f"{device_id}: no tail of {model} is loaded")
+
+    (device,) = run(make_fleet(never, make_state("x"))).devices
+    assert device.state is OutcomeState.FAILED
+
+
+def test_a_device_that_died_is_waited_for_and_has_its_second_chance(
+    run: Allocate,
+    make_fleet: MakeFleet,
+    make_state: MakeState,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloud_server.allocation.loop.LOOK_FOR_DEVICES_EVERY_S", 0.001)
+    calls: list[str] = []
+
+    def dies(device_id: str, model: str) -> tuple[float, float]:  # noqa: ARG001
+        calls.append(model)
+        if len(calls) == 1:
+            raise DeviceUnreachableError("device x is not connected any more")
+        return 0.9, 20.0
+
+    fleet = make_fleet(dies)
+    # Asked before the run, for the first round, and then until it is back.
+    fleet.listing = lambda number: [make_state("x", online=number <= 2 or number >= 6)]
+    (device,) = run(fleet, device_timeout_s=60.0).devices
+    assert [trial.state for trial in device.trials] == [TrialState.UNREACHABLE, TrialState.ACCEPTED]
+    assert "waiting up to 60 s for x to come back" in recorder.phases
+
+
+def test_a_device_that_does_not_come_back_is_waited_for_as_long_as_it_may_be_silent(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloud_server.allocation.loop.LOOK_FOR_DEVICES_EVERY_S", 0.001)
+
+    def dies(device_id: str, model: str) -> tuple[float, float]:  # noqa: ARG001
+        raise DeviceUnreachableError("device x is not connected any more")
+
+    fleet = make_fleet(dies)
+    fleet.listing = lambda number: [make_state("x", online=number <= 2)]
+    result = run(fleet, device_timeout_s=0.05)
+    assert isinstance(result.error(), DeviceUnreachableError)
+    assert len(result.devices[0].trials) == 1
+
+
 def test_infeasible_outweighs_unreachable(run: Allocate, make_fleet: MakeFleet, make_state: MakeState) -> None:
     def both(device_id: str, model: str) -> tuple[float, float]:  # noqa: ARG001
         if device_id == "hung":
@@ -401,6 +536,8 @@ def test_what_ends_a_run_is_recorded_and_everything_is_let_go(
     with pytest.raises(type(error)):
         run(fleet)
     assert fleet.was_closed.is_set()
+    assert fleet.published
+    assert fleet.loaded == set()
     (ended,) = registry.runs()
     assert (ended.state, ended.reason) == (state, reason)
     assert [trial.state for trial in registry.trials(ended.run_id)] == [TrialState.INTERRUPTED]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_server.allocation.metrics import accuracy, metric, wilson_interval
-from edge_sdk.errors import ConfigError, ProtocolError
+from edge_sdk.errors import ConfigError, ModelError
 
 
 def test_accuracy_is_one_where_the_largest_entry_is_at_the_label() -> None:
@@ -24,7 +24,7 @@ def test_an_unknown_metric_is_told() -> None:
 
 @pytest.mark.parametrize("output", [np.zeros((3, 2, 2)), np.zeros((2, 2)), np.full((3, 2), np.nan)])
 def test_outputs_that_cannot_be_scored_are_refused(output: np.ndarray) -> None:
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ModelError):
         accuracy([output], np.array([0, 1, 0]))
 
 

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import zmq
 
+from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.means import Means
 from cloud_server.allocation.observer import Observer
 from cloud_server.allocation.remote_fleet import RemoteFleet
 from cloud_server.allocation.run import allocate, find_devices
 from cloud_server.allocation.settings import AllocationSettings, Thresholds
 from cloud_server.allocation.task_data import TaskData
+from cloud_server.allocation.trial import TrialState
 from cloud_server.registry import Registry
 from edge_sdk.errors import ConfigError, DeviceUnreachableError, PeerUnreachableError, ProtocolError, to_wire
 from edge_sdk.manifest import parse
@@ -44,6 +46,8 @@ class ScriptedPeer:
         self.asked: list[str] = []
         self.stalls: set[float] = set()
         self.break_listing = False
+        # What a device says instead of the truth, by method.
+        self.lies: dict[str, Callable[[dict[str, Any], list[Tensor]], Answer]] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
@@ -99,7 +103,9 @@ class ScriptedPeer:
         self.stalls.add(body["stall_timeout_s"])
         if body["device_id"] == "hung":
             raise DeviceUnreachableError("device hung made no progress for 7 s")
-        return self._device(body["device_id"], body["device_method"], body["params"])
+        answer = self._device(body["device_id"], body["device_method"], body["params"])
+        lie = self.lies.get(body["device_method"])
+        return answer if lie is None or body["device_id"] != "d1" else lie(*answer)
 
     def _device(self, device_id: str, method: str, params: dict[str, Any]) -> Answer:
         manifest = parse(self.blobs[params["bundle"]])
@@ -208,6 +214,63 @@ def test_closing_ends_what_is_under_way(peer: ScriptedPeer) -> None:
     fleet.close()
     with pytest.raises(PeerUnreachableError):
         fleet.devices()
+
+
+def _says(**values: Any) -> Callable[[dict[str, Any], list[Tensor]], Answer]:
+    return lambda body, tensors: (body | values, tensors)
+
+
+def _sends(name: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any], list[Tensor]], Answer]:
+    return lambda body, tensors: (
+        body,
+        [Tensor(name=each.name, data=change(each.data)) if each.name == name else each for each in tensors],
+    )
+
+
+LIES = {
+    "another bundle installed": ("device.install", _says(bundle="0" * 64)),
+    "a negative peak": ("device.install", _says(peak_bytes=-1)),
+    "a peak of 2**63": ("device.install", _says(peak_bytes=2**63)),
+    "a peak that is a text": ("device.install", _says(peak_bytes="small")),
+    "an endless install": ("device.install", _says(install_s=float("inf"))),
+    "another bundle run": ("device.run", _says(bundle="0" * 64)),
+    "another count": ("device.run", _says(count=7)),
+    "sent bytes that are none": ("device.run", _says(sent_bytes=float("nan"))),
+    "sent bytes without end": ("device.run", _says(sent_bytes=float("inf"))),
+    "outputs without classes": ("device.run", _sends("output_0", lambda data: data[:, :0])),
+    "outputs of another type": ("device.run", _sends("output_0", lambda data: data.astype(np.float64))),
+    "no outputs": ("device.run", lambda body, tensors: (body, tensors[1:])),
+    "too few times": ("device.run", _sends("edge_s", lambda data: data[:-1])),
+    "a negative time": ("device.run", _sends("cloud_s", lambda data: -data)),
+    "times past all bounds": ("device.run", _sends("transfer_s", lambda data: data + 1e300)),
+    "times that are none": ("device.run", _sends("edge_s", lambda data: data * np.nan)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_device_that_answers_nonsense_costs_its_own_trials_only(
+    peer: ScriptedPeer, candidates: Any, registry: Registry, data: TaskData, lie: str
+) -> None:
+    method, told = LIES[lie]
+    peer.states = peer.states[:2]
+    peer.lies[method] = told
+    settings = AllocationSettings(task="t", thresholds=Thresholds(), latency_samples=10)
+    with RemoteFleet(peer.endpoint, stall_timeout_s=7.0) as fleet:
+        means = Means(
+            settings=settings,
+            fleet=fleet,
+            candidates=candidates,
+            registry=registry,
+            data=data,
+            observer=Observer(),
+            abort=fleet.close,
+        )
+        result = allocate(means, find_devices(fleet, settings, Observer(), wait=False, endpoint=peer.endpoint))
+    honest, lying = result.devices
+    assert (honest.state, lying.state) == (OutcomeState.ACCEPTED, OutcomeState.FAILED)
+    assert {trial.state for trial in lying.trials} == {TrialState.BROKEN_OFF}
+    assert all(method in trial.reason for trial in lying.trials)
+    assert peer.loaded == set(registry.active_bundles())
 
 
 def test_a_bad_endpoint_is_told() -> None:
