@@ -109,7 +109,7 @@ class Fleet:
     def rival(self, registration: Register, routing_id: bytes) -> bytes | None:
         """Routing id of another process that goes by this device id and is online, if there is one.
 
-        Only a message tells whether it is connected still: a device that restarts is back before the old one is offline.
+        Only a message tells whether it is connected still: a device that restarts is back before that is offline.
         """
         known = self._devices.get(registration.device_id)
         if known is None or _is_same_process(known, registration, routing_id):

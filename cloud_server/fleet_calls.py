@@ -20,7 +20,7 @@ from cloud_server.lanes import Lane, log_failure
 from cloud_server.ledger import Request
 from cloud_server.router import Delivery
 from cloud_server.switchboard import Handler, Switchboard
-from edge_sdk.errors import DeviceUnreachableError, OverloadedError, SplitfleetError
+from edge_sdk.errors import DeviceIdTakenError, DeviceUnreachableError, OverloadedError, SplitfleetError
 from edge_sdk.protocol import HEARTBEAT_S, CallDevice, Heartbeat, ListDevices, Register
 from edge_sdk.wire import Message, MessageType
 
@@ -85,9 +85,7 @@ class FleetCalls:
         """To be called several times a second: end the calls of devices that are gone or stuck."""
         self._fail(self._fleet.stalled())
         for routing_id in self._fleet.suspects():
-            # An answer to nothing: a peer that is alive ignores it as late, one that is gone cannot be reached.
-            probe = Message(type=MessageType.REPLY, request_id=secrets.randbits(64))
-            if self._switchboard.send(routing_id, probe) is Delivery.GONE:
+            if not self._is_connected(routing_id):
                 self._fail(self._fleet.lost(routing_id))
         now = self._switchboard.clock()
         if now >= self._marked_at + _MARK_SEEN_EVERY_S:
@@ -102,17 +100,34 @@ class FleetCalls:
     def _register(self, request: Request, message: Message) -> None:
         registration = Register.from_body(message.body)
         self._fleet.check(registration)
+        self._require_free(registration, request)
 
         def record() -> None:
             self._registry.record_device(registration, now=datetime.now(UTC))
 
         def recorded(_: None) -> None:
+            # Two at once: the other one may have been recorded meanwhile.
+            self._require_free(registration, request)
             # Only now: whoever sees a device in the fleet finds it in the registry too.
             self._keys[registration.device_id] = request.key
             self._fail(self._fleet.register(registration, request.peer))
             self._switchboard.reply(request, {"heartbeat_s": HEARTBEAT_S, "version": self._version})
 
         self._switchboard.work(self._recording, request, record, recorded)
+
+    def _require_free(self, registration: Register, request: Request) -> None:
+        """Two processes that both took the id would push each other out for ever."""
+        rival = self._fleet.rival(registration, request.peer)
+        if rival is not None and self._is_connected(rival):
+            raise DeviceIdTakenError(
+                f"another process is connected as device {registration.device_id}: stop it, or start this one with "
+                "another --device-id"
+            )
+
+    def _is_connected(self, routing_id: bytes) -> bool:
+        # An answer to nothing: a peer that is alive ignores it as late, one that is gone cannot be reached.
+        probe = Message(type=MessageType.REPLY, request_id=secrets.randbits(64))
+        return self._switchboard.send(routing_id, probe) is not Delivery.GONE
 
     def _heartbeat(self, request: Request, message: Message) -> None:
         known = self._fleet.heartbeat(Heartbeat.from_body(message.body), request.peer)

@@ -22,6 +22,7 @@ from typing import Any
 from edge_sdk.bundle import Bundle
 from edge_sdk.channel import Channel
 from edge_sdk.errors import (
+    DeviceIdTakenError,
     DeviceUnreachableError,
     DoesNotFitError,
     PeerUnreachableError,
@@ -106,9 +107,12 @@ class Agent:
                     self._keep_registered(channel)
             except (PeerUnreachableError, UnauthorizedError) as error:
                 logger.warning("%s; trying again", error.message)
-                # Spread, so that a fleet does not come back in one instant.
-                self._stop.wait(self._retry_s * random.uniform(0.5, 1.0))
-                self._retry_s = min(self._retry_s * 2, MAX_RETRY_S)
+                self._back_off()
+
+    def _back_off(self) -> None:
+        # Spread, so that a fleet does not come back in one instant.
+        self._stop.wait(self._retry_s * random.uniform(0.5, 1.0))
+        self._retry_s = min(self._retry_s * 2, MAX_RETRY_S)
 
     def _keep_registered(self, channel: Channel) -> None:
         """Register on each new connection and send heartbeats between, until :meth:`stop`.
@@ -134,6 +138,11 @@ class Agent:
             except UnauthorizedError:
                 # Only a new handshake tells when it is allowed again.
                 raise
+            except DeviceIdTakenError as error:
+                # It may be what is left of our own process before a restart: then we get in once that is offline.
+                logger.error("%s; trying again", error.message)
+                self._back_off()
+                continue
             except SplitfleetError as error:
                 if self._stop.is_set():
                     return
@@ -176,6 +185,15 @@ class Agent:
     # Below: in the channel's thread for calls.
 
     def _on_call(self, message: Message) -> tuple[dict[str, Any], Sequence[Tensor]]:
+        try:
+            return self._take_on(message)
+        except PeerUnreachableError as error:
+            # Nobody answered us. Whoever asked has the server still, and would take that error for the loss of it.
+            raise DeviceUnreachableError(
+                f"device {self._settings.device_id} was cut off during {message.method}: {error.message}"
+            ) from error
+
+    def _take_on(self, message: Message) -> tuple[dict[str, Any], Sequence[Tensor]]:
         if message.method == Install.method:
             return self._install(Install.from_body(message.body)).to_body(), ()
         if message.method == Run.method:

@@ -23,7 +23,8 @@
     ├── TailFailedError                     TAIL_FAILED          the tail raised while it ran
     ├── DeadlineExceededError               DEADLINE_EXCEEDED    the time budget ran out
     ├── OverloadedError                     OVERLOADED           a bounded queue is full
-    ├── DeviceUnreachableError              DEVICE_UNREACHABLE   a device vanished or made no progress
+    ├── DeviceUnreachableError              DEVICE_UNREACHABLE   a device vanished, is cut off or made no progress
+    ├── DeviceIdTakenError                  DEVICE_ID_TAKEN      another process is connected as that device
     ├── StorageError                        STORAGE              a disk is full, read-only, broken or not ours
     ├── RemoteInternalError                 INTERNAL             the peer failed in an unforeseen way
     ├── PeerUnreachableError                exit 4; no peer answers at that endpoint
@@ -166,10 +167,18 @@ class OverloadedError(SplitfleetError):
 
 
 class DeviceUnreachableError(SplitfleetError):
-    """A device vanished, or made no progress for longer than its timeout."""
+    """A device vanished, is cut off from the server or the repository amid its work, or made no progress for longer
+    than its timeout.
+    """
 
     exit_code = 4
     wire_code = "DEVICE_UNREACHABLE"
+
+
+class DeviceIdTakenError(SplitfleetError):
+    """Another process is connected under the device id of this one."""
+
+    wire_code = "DEVICE_ID_TAKEN"
 
 
 class StorageError(SplitfleetError):

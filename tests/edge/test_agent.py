@@ -13,7 +13,7 @@ import pytest
 
 from edge_sdk import SplitClient
 from edge_sdk.agent import Agent, AgentSettings
-from edge_sdk.errors import UnknownMethodError
+from edge_sdk.errors import DeviceIdTakenError, UnknownMethodError
 from edge_sdk.protocol import Install, InstallReport, Register, Run, RunReport
 from edge_sdk.runtime import choose_runtime
 from edge_sdk.store import DeviceStore
@@ -277,6 +277,66 @@ def test_a_forgetful_server_is_told_again(server, start_agent, wait_until):
     _registered(server, wait_until)
     server.known = False
     assert _registered(server, wait_until, 2).instance == server.registrations[0].instance
+
+
+def test_an_id_that_another_process_has_is_told_and_asked_for_again(server, start_agent, wait_until, monkeypatch):
+    """More and more seldom: what has it may be our own process before a restart, or it may stay."""
+    refused = []
+
+    def otherwise(message, peer):
+        if message.method == "device.register" and len(refused) < 3:
+            refused.append(message)
+            raise DeviceIdTakenError("another process is connected as device d: stop it")
+        return server._otherwise(message, peer)
+
+    monkeypatch.setattr(server.repository, "_otherwise", otherwise)
+    process = start_agent(server.peer.endpoint)
+    _registered(server, wait_until)
+    assert len(refused) == 3
+    assert process.log().count("ERROR another process is connected as device d") == 3
+    assert {message.method for message in server.peer.received[:4]} == {"device.register"}
+
+
+def test_a_repository_that_is_away_is_no_fault_of_the_bundle(server, start_agent, wait_until, bundles, free_endpoint):
+    digest = server.repository.add_bundle(bundles / "whole")
+    start_agent(server.peer.endpoint, "--device-id", "d")
+    _registered(server, wait_until)
+    answer = server.call(Install(bundle=digest, repository=free_endpoint))
+    assert answer.body["code"] == "DEVICE_UNREACHABLE"
+    assert "device d was cut off during device.install: no splitfleet peer answers" in answer.body["message"]
+
+
+def test_a_run_that_is_cut_off_says_so_when_it_can(server, start_agent, wait_until, start_peer, bundles, images):
+    digest = server.repository.add_bundle(bundles / "split")
+    start_agent(server.peer.endpoint, "--device-id", "d")
+    _registered(server, wait_until)
+    server.call(Install(bundle=digest))
+    server._tail = lambda *_: None
+    run = Run(bundle=digest, inputs={"image": _npy(server, images)}, first=0, count=3)
+    asked = server.ask(run.method, run.to_body())
+    wait_until(lambda: any(m.type is MessageType.INFER for m in server.peer.received), "a request")
+    server.peer.stop()
+    server.peer = start_peer(server._handle, server.peer.endpoint)
+    answer = server.answer(asked)
+    assert answer.body["code"] == "DEVICE_UNREACHABLE"
+    assert "device d was cut off during device.run" in answer.body["message"]
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-8] + b"\1" * 8, lambda data: data[:200]])
+def test_inputs_that_decayed_are_fetched_again(server, start_agent, wait_until, bundles, images, tmp_path, damage):
+    digest = server.repository.add_bundle(bundles / "whole")
+    inputs = {"image": _npy(server, images)}
+    start_agent(server.peer.endpoint)
+    _registered(server, wait_until)
+    server.call(Install(bundle=digest))
+    run = Run(bundle=digest, inputs=inputs, first=0, count=12)
+    right = server.call(run).arrays()["output_0"]
+    stored = tmp_path / "store" / "blobs" / f"{inputs['image']}.npy"
+    # Written anew: the device has the old file mapped.
+    fresh = stored.with_suffix(".fresh")
+    fresh.write_bytes(damage(stored.read_bytes()))
+    fresh.replace(stored)
+    np.testing.assert_array_equal(server.call(run).arrays()["output_0"], right)
 
 
 def test_it_comes_back_after_the_server(server, start_agent, wait_until, free_endpoint, start_peer):

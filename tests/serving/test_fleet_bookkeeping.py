@@ -197,6 +197,21 @@ def test_without_an_instance_each_connection_is_a_new_process(fleet, registratio
     assert ids(fleet.register(registration(), b"r2")) == [relay.id]
 
 
+def test_a_rival_is_another_process_that_is_online(fleet, clock, registration):
+    assert fleet.rival(registration(instance="a"), b"r1") is None
+    fleet.register(registration(instance="a"), b"r1")
+    assert fleet.rival(registration(instance="a"), b"r1") is None
+    assert fleet.rival(registration(instance="a"), b"r2") is None
+    assert fleet.rival(registration("cam-2", instance="b"), b"r2") is None
+    clock.now += OFFLINE_AFTER_S - 0.1
+    assert fleet.rival(registration(instance="b"), b"r2") == b"r1"
+    assert fleet.rival(registration(), b"r2") == b"r1"
+    clock.now += 0.2
+    assert fleet.rival(registration(instance="b"), b"r2") is None
+    fleet.heartbeat(Heartbeat(device_id="cam-1", progress=0), b"r1")
+    assert fleet.rival(registration(instance="b"), b"r2") == b"r1"
+
+
 def test_a_device_that_reconnects_keeps_its_calls_and_their_patience(fleet, clock, registration):
     fleet.register(registration(instance="a"), b"r1")
     fleet.heartbeat(Heartbeat(device_id="cam-1", progress=5), b"r1")

@@ -7,6 +7,7 @@ import pytest
 
 from edge_sdk.errors import (
     DeadlineExceededError,
+    DeviceIdTakenError,
     DeviceUnreachableError,
     GoingAwayError,
     InvalidInputError,
@@ -183,18 +184,57 @@ def test_a_device_that_makes_progress_may_take_longer_than_its_stall_timeout(run
 def test_a_device_that_begins_anew_ends_its_calls_and_takes_new_ones(running, device, registration):
     caller = running.peer()
     asked = caller.begin(call())
-    inner = device.receive()
+    device.receive()
+    device.close()
     new = running.peer()
-    new.call(registration(instance="b"))
-    with pytest.raises(DeviceUnreachableError, match="began anew"):
+    _register_in_the_end(new, registration(instance="b"))
+    with pytest.raises(DeviceUnreachableError, match=r"began anew|not connected any more"):
         caller.end_of(asked)
-    device.send(answer(inner))
     again = caller.begin(call(turn=2))
     inner = new.receive()
     assert inner.body == {"turn": 2}
     new.send(answer(inner, body={"turn": 2}))
     assert caller.end_of(again).body == {"turn": 2}
-    assert not device.has_message()
+
+
+def _register_in_the_end(peer, registration):
+    """As an agent does: until the server has seen that the connection of the process before is gone."""
+    for _ in range(100_000):
+        try:
+            return peer.call(registration)
+        except DeviceIdTakenError:
+            continue
+    raise AssertionError("never registered")
+
+
+def test_two_processes_under_one_id_do_not_push_each_other_out(start, registration):
+    running = start(offline_after_s=3600.0)
+    device, caller, rival = running.peer(), running.peer(), running.peer()
+    device.call(registration(instance="a"))
+    asked = caller.begin(call())
+    inner = device.receive()
+    for instance in ("b", "c", ""):
+        with pytest.raises(DeviceIdTakenError, match="another process is connected as device cam-1: stop it"):
+            rival.call(registration(instance=instance))
+    # What asked whether it is connected still is an answer to nothing.
+    for _ in range(3):
+        assert device.receive().type is MessageType.REPLY
+    assert device.call(Heartbeat(device_id="cam-1", progress=1)).body == {"known": True}
+    assert running.registry.recorded == [registration(instance="a")]
+    device.send(answer(inner, body={"mine": True}))
+    assert caller.end_of(asked).body == {"mine": True}
+    # A device that restarts need not wait until the process before is offline.
+    device.close()
+    _register_in_the_end(rival, registration(instance="b"))
+    assert rival.call(Heartbeat(device_id="cam-1", progress=0)).body == {"known": True}
+
+
+def test_a_silent_process_is_pushed_out_when_it_is_offline(running, registration):
+    """Half open: its machine lost power, and nobody told us that the connection is gone."""
+    silent, new = running.peer(), running.peer()
+    silent.call(registration(instance="a"))
+    _register_in_the_end(new, registration(instance="b"))
+    assert new.call(Heartbeat(device_id="cam-1", progress=0)).body == {"known": True}
 
 
 def test_a_device_that_reconnects_may_answer_over_the_new_connection(running, device, registration):
