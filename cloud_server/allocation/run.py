@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from datetime import datetime
 
 from cloud_server.allocation.candidates import WorkshopCandidates
 from cloud_server.allocation.conclusion import Conclusion
@@ -26,6 +27,7 @@ from cloud_server.allocation.task_data import task_data
 from cloud_server.home import Home
 from cloud_server.library import Library
 from cloud_server.registry import Registry
+from cloud_server.registry.errors import RunUnderWayError
 from cloud_server.registry.records import OutcomeRecord, RunState
 from converters import Workshop
 from edge_sdk.errors import ConfigError, RegistryUnreachableError, SplitfleetError
@@ -33,6 +35,7 @@ from edge_sdk.keys import CurveKeys
 from edge_sdk.protocol import DeviceState
 
 LOOK_FOR_DEVICES_EVERY_S = 1.0
+LOOK_FOR_RUNS_EVERY_S = 0.5
 
 
 def run_over_wire(
@@ -97,9 +100,9 @@ def find_devices(
 def allocate(means: Means, devices: Mapping[str, DeviceState]) -> AllocationResult:
     """Record a run and carry it out. When an exception ends the run, the registry tells so."""
     registry, settings = means.registry, means.settings
-    registry.interrupt_dead_runs(now=utc_now())
-    run_id = registry.start_run(settings, lease_s=LEASE_S, now=utc_now())
+    run_id = _start(means)
     try:
+        registry.interrupt_dead_runs(now=utc_now())
         means.observer.run_started(run_id, settings, tuple(devices.values()), means.candidates.models)
         if len(means.candidates.models) < len(devices):
             means.observer.warned(
@@ -119,6 +122,26 @@ def allocate(means: Means, devices: Mapping[str, DeviceState]) -> AllocationResu
             registry.end_run(run_id, state, reason=reason, now=utc_now())
         raise
     return read_result(registry, run_id)
+
+
+def _start(means: Means) -> int:
+    """Begin the run. Where another one has its devices it waits to see whether that one's allocator lives.
+
+    One that was killed is in the way until its lease runs out; one that renews it raises :class:`RunUnderWayError`.
+    """
+    seen: dict[int, datetime] = {}
+    announced = 0
+    pause = threading.Event()
+    while True:
+        try:
+            return means.registry.start_run(means.settings, lease_s=LEASE_S, now=utc_now())
+        except RunUnderWayError as error:
+            if seen.setdefault(error.run_id, error.lease_until) != error.lease_until:
+                raise
+            if announced != error.run_id:
+                announced = error.run_id
+                means.observer.phase_started(f"waiting to see whether the allocator of run {error.run_id} is alive")
+        pause.wait(LOOK_FOR_RUNS_EVERY_S)
 
 
 def _carry_out(run_id: int, means: Means) -> Mapping[str, Outcome]:

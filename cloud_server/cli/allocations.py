@@ -56,7 +56,7 @@ def list_runs(home: Path | None, registry: str | None, as_json: bool) -> None:
 
 
 @allocations.command()
-@click.argument("run", type=int, required=False)
+@click.argument("run", type=click.IntRange(1, 2**31 - 1), required=False)
 @registry_options
 @json_option
 def show(run: int | None, home: Path | None, registry: str | None, as_json: bool) -> None:

@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session, selectinload
 from cloud_server.allocation.settings import AllocationSettings
 from cloud_server.allocation.trial import Draw, Evaluation, Placement, Trial, TrialState
 from cloud_server.registry import rows
+from cloud_server.registry.errors import RunUnderWayError
 from cloud_server.registry.library import LibraryTables
 from cloud_server.registry.records import (
     AllocationRecord,
@@ -78,8 +79,18 @@ class Registry(LibraryTables):
     # Runs and rounds
 
     def start_run(self, settings: AllocationSettings, *, lease_s: float, now: datetime) -> int:
-        """A run begins; returns its id. It counts as alive for ``lease_s`` and must be renewed before."""
+        """A run begins; returns its id. It counts as alive for ``lease_s`` and must be renewed before.
+
+        Raises :class:`RunUnderWayError` while another run that is alive has any of the same devices: they would load
+        and unload each other's bundles.
+        """
         with self._write() as session:
+            alive = sa.select(RunRow).where(RunRow.state == RunState.RUNNING, RunRow.lease_until >= now)
+            for other in session.scalars(alive.order_by(RunRow.id)):
+                # To name none is to name all.
+                shared = sorted(set(settings.devices) & set(other.devices))
+                if shared or not settings.devices or not other.devices:
+                    raise RunUnderWayError(rows.run(other), shared, lease_until=other.lease_until)
             row = RunRow(
                 **rows.settings_columns(settings),
                 state=RunState.RUNNING,

@@ -122,6 +122,13 @@ def test_a_run_that_is_not_there_is_told(splitfleet: Callable[..., Result], comm
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("run", ["99999999999999999999", "0", "one"])
+def test_a_number_that_no_run_can_have_is_a_usage_error(splitfleet: Callable[..., Result], run: str) -> None:
+    result = splitfleet("allocations", "show", run)
+    assert result.exit_code == 2
+    assert "RUN" in result.stderr
+
+
 def test_a_registry_out_of_reach_ends_with_4(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'missing' / 'registry.db'}"
     result = CliRunner().invoke(cli, ["devices", "list", "--registry", url])

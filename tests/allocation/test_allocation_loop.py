@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -387,6 +388,35 @@ def test_a_device_that_does_not_come_back_is_waited_for_as_long_as_it_may_be_sil
     result = run(fleet, device_timeout_s=0.05)
     assert isinstance(result.error(), DeviceUnreachableError)
     assert len(result.devices[0].trials) == 1
+
+
+def test_a_run_whose_allocator_was_killed_is_out_of_the_way_once_its_lease_ran_out(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloud_server.allocation.run.LOOK_FOR_RUNS_EVERY_S", 0.001)
+    registry.start_run(AllocationSettings(task="t"), lease_s=0.2, now=datetime.now(UTC))
+    result = run(make_fleet(good, make_state("x")))
+    assert result.error() is None
+    assert registry.run(1).state is RunState.INTERRUPTED
+
+
+def test_a_run_that_is_alive_keeps_its_devices(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, registry: Registry, recorder: Recorder
+) -> None:
+    other = registry.start_run(AllocationSettings(task="t", devices=("x",)), lease_s=60, now=datetime.now(UTC))
+    renewed = threading.Event()
+
+    def renew(name: str) -> None:
+        recorder.phases.append(name)
+        registry.renew_run(other, lease_s=70, now=datetime.now(UTC))
+        renewed.set()
+
+    recorder.phase_started = renew  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="run 1 of task 't' is under way"):
+        run(make_fleet(good, make_state("x")))
+    assert renewed.is_set()
+    assert recorder.phases == ["waiting to see whether the allocator of run 1 is alive"]
+    assert len(registry.runs()) == 1
 
 
 def test_infeasible_outweighs_unreachable(run: Allocate, make_fleet: MakeFleet, make_state: MakeState) -> None:

@@ -19,6 +19,7 @@ from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.settings import AllocationSettings, Thresholds
 from cloud_server.allocation.trial import Draw, Evaluation, Placement, Trial, TrialState
 from cloud_server.registry import Registry
+from cloud_server.registry.errors import RunUnderWayError
 from cloud_server.registry.records import OutcomeRecord, RunState
 from cloud_server.registry.schema import Base
 from edge_sdk.errors import ConfigError, RegistryUnreachableError, SplitfleetError
@@ -128,8 +129,55 @@ def test_a_run_keeps_its_settings_and_ends_once(registry: Registry) -> None:
 
 def test_runs_come_newest_first(registry: Registry) -> None:
     first = registry.start_run(SETTINGS, lease_s=LEASE_S, now=NOW)
+    registry.end_run(first, RunState.ACCEPTED, reason="", now=NOW)
     second = registry.start_run(SETTINGS, lease_s=LEASE_S, now=NOW)
     assert [run.run_id for run in registry.runs()] == [second, first]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (("camera", "board"), ("board",), "run 1 of task 't' is under way and has the devices board; wait"),
+        (("camera",), (), "has devices that this one may need"),
+        ((), ("camera",), "has devices that this one may need"),
+        ((), (), "has devices that this one may need"),
+        (("camera",), ("board",), None),
+    ],
+)
+def test_two_runs_never_have_the_same_device(
+    registry: Registry, first: tuple[str, ...], second: tuple[str, ...], told: str | None
+) -> None:
+    registry.start_run(AllocationSettings(task="t", devices=first), lease_s=LEASE_S, now=NOW)
+    settings = AllocationSettings(task="t", devices=second)
+    if told is not None:
+        with pytest.raises(RunUnderWayError, match=told) as caught:
+            registry.start_run(settings, lease_s=LEASE_S, now=later(LEASE_S))
+        assert caught.value.run_id == 1
+        assert caught.value.lease_until == later(LEASE_S)
+        # Its allocator is dead by then, whether or not anyone has marked it so.
+        assert registry.start_run(settings, lease_s=LEASE_S, now=later(LEASE_S + 1)) == 2
+    else:
+        assert registry.start_run(settings, lease_s=LEASE_S, now=NOW) == 2
+
+
+def test_a_run_that_ended_has_no_devices(registry: Registry) -> None:
+    run_id = registry.start_run(SETTINGS, lease_s=LEASE_S, now=NOW)
+    registry.end_run(run_id, RunState.FAILED, reason="", now=NOW)
+    assert registry.start_run(SETTINGS, lease_s=LEASE_S, now=NOW) == 2
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_went_away_under_an_open_registry_is_told(url: str, tmp_path: Path, replaced: bool) -> None:
+    with Registry(url) as registry:
+        registry.record_device(register(), now=NOW)
+        for file in tmp_path.glob("registry.db*"):
+            file.unlink()
+        if replaced:
+            Registry(url).close()
+        with pytest.raises(RegistryUnreachableError, match="deleted or replaced"):
+            registry.mark_seen("camera", later(1))
+        with pytest.raises(RegistryUnreachableError, match="deleted or replaced"):
+            registry.devices()
 
 
 def test_an_unknown_run_is_told(registry: Registry) -> None:
@@ -190,6 +238,7 @@ def test_a_device_has_one_active_allocation(registry: Registry) -> None:
     accept(registry, other, device_id="board")
     registry.activate(other, now=NOW)
     assert registry.active_bundles() == [BUNDLE]
+    registry.end_run(1, RunState.ACCEPTED, reason="", now=NOW)
     second = started_trial(registry)
     accept(registry, second, bundle=OTHER)
     registry.activate(second, now=later(1))
@@ -300,10 +349,13 @@ def test_processes_may_open_a_new_registry_at_once(url: str) -> None:
         "import sys; from datetime import UTC, datetime; from cloud_server.registry import Registry\n"
         "from cloud_server.allocation.settings import AllocationSettings\n"
         "with Registry(sys.argv[1]) as registry:\n"
-        "    for _ in range(20): registry.start_run(AllocationSettings(task='t'), lease_s=9, now=datetime.now(UTC))\n"
+        "    for number in range(20):\n"
+        "        settings = AllocationSettings(task='t', devices=(f'{sys.argv[2]}-{number}',))\n"
+        "        registry.start_run(settings, lease_s=9, now=datetime.now(UTC))\n"
     )
     processes = [
-        subprocess.Popen([sys.executable, "-c", script, url], stderr=subprocess.PIPE, text=True) for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", script, url, str(number)], stderr=subprocess.PIPE, text=True)
+        for number in range(4)
     ]
     assert [process.communicate(timeout=120)[1] for process in processes] == [""] * 4
     with Registry(url) as registry:
