@@ -60,8 +60,9 @@ class Calibration:
 def random_calibration(flat: FlatModel, count: int = 100, seed: int = 0) -> dict[str, Array]:
     """Random samples in place of calibration data: the ranges that they give are guesses.
 
-    Where a model begins with a Rescaling, a Normalization or an Embedding, this tells the range of what it takes. Other
-    floating-point inputs are normally distributed, bytes uniformly, other integers are 0 or 1, in range as an index.
+    Where a model begins with a Rescaling, a Normalization, an Embedding or a CategoryEncoding, this tells the range of
+    what it takes. Other floating-point inputs are normally distributed, bytes uniformly, other integers are 0 or 1, in
+    range as an index.
     """
     rng = np.random.default_rng(seed)
     made: dict[str, Array] = {}
@@ -75,8 +76,8 @@ def random_calibration(flat: FlatModel, count: int = 100, seed: int = 0) -> dict
 def _random(rng: np.random.Generator, tensor: TensorInfo, taker: Any, shape: tuple[int, ...]) -> Array:
     kind = type(taker).__name__
     dtype = DTYPES[tensor.dtype]
-    if kind == "Embedding":
-        values: Array = rng.integers(0, taker.input_dim, shape)
+    if kind in ("Embedding", "CategoryEncoding"):
+        values: Array = rng.integers(0, taker.input_dim if kind == "Embedding" else taker.num_tokens, shape)
     elif kind == "Rescaling" and np.all(np.asarray(taker.scale) > 0):
         # From 0 to what becomes 1: 255 for scales of 1/255, and of 1/127.5 with an offset of -1.
         top = np.broadcast_to((1.0 - np.asarray(taker.offset)) / np.asarray(taker.scale), shape[-1:])

@@ -11,14 +11,22 @@ from typing import Any
 import numpy as np
 
 from converters.keras_backend import load_keras
+from edge_sdk.errors import UnsupportedModelError
 
 
 def in_float32(model: Any) -> Any:
     """``model`` itself where all of its layers compute in float32, else a copy that does.
 
-    It has a graph: a Functional or Sequential model. Inputs keep their dtypes.
+    It has a graph: a Functional or Sequential model. Inputs keep their dtypes. Raises
+    :class:`UnsupportedModelError` for a model whose weights are not floating-point numbers any more.
     """
     keras = load_keras()
+    for layer in model._flatten_layers(include_self=False):
+        if (mode := getattr(layer, "quantization_mode", None)) is not None:
+            raise UnsupportedModelError(
+                f"model {model.name!r}: its layer {layer.name!r} was quantized by Keras ({mode}); bring the model from "
+                "before that, since heads are quantized here, with calibration data"
+            )
     if not any(_computes_otherwise(layer) for layer in model._flatten_layers(include_self=False)):
         return model
 

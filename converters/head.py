@@ -21,7 +21,7 @@ from converters.keras_backend import freeze, load_tensorflow
 from converters.quantization import Quantization
 from converters.recurrent import unrolled
 from converters.split import Half
-from converters.substitutes import call_on_device
+from converters.substitutes import call_on_device, exact_one_hot
 from edge_sdk.errors import ConversionError, RuntimeUnavailableError
 from edge_sdk.manifest import Precision
 from edge_sdk.runtime import Interpreter
@@ -103,7 +103,7 @@ def _signature_module(half: Half, takes: Sequence[TensorInfo], names: Sequence[s
         tensorflow.TensorSpec((1, *tensor.shape), tensor.dtype, name=name)
         for tensor, name in zip(takes, names, strict=True)
     ]
-    with unrolled(step.layer for step in half.steps):
+    with unrolled(step.layer for step in half.steps), exact_one_hot():
         traced = tensorflow.function(
             lambda *values: half(values, call_on_device), signature, autograph=False
         ).get_concrete_function()

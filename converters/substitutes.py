@@ -1,11 +1,12 @@
-"""Layers that TensorFlow Lite has no kernel for, in terms of those that it has.
+"""Layers that TensorFlow Lite has no kernel for, or none that is right, in terms of those that it has.
 
 Only what a head needs and only where the result is the same, number by number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from converters.keras_backend import load_keras
@@ -16,7 +17,51 @@ def call_on_device(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     keras = load_keras()
     if isinstance(layer, (keras.layers.MaxPooling3D, keras.layers.AveragePooling3D)):
         return _pool_3d(layer, args[0] if args else kwargs["inputs"])
+    if isinstance(layer, keras.layers.CategoryEncoding) and len(args) == 1 and not kwargs.get("count_weights"):
+        return _encode_categories(layer, args[0])
     return layer(*args, **kwargs)
+
+
+@contextmanager
+def exact_one_hot() -> Iterator[None]:
+    """Within it, Keras's one-hot encoding is arithmetic on integers.
+
+    TensorFlow Lite 2.21 quantizes what the ONE_HOT kernel writes for "off" with a scale of its own: an int8 head would
+    have halves in place of zeros.
+    """
+    backend = load_keras().src.backend
+    before = backend.nn.one_hot
+
+    def one_hot(x: Any, num_classes: int, axis: int = -1, dtype: Any = None, sparse: bool = False) -> Any:
+        if sparse:
+            return before(x, num_classes, axis=axis, dtype=dtype, sparse=sparse)
+        return load_keras().ops.moveaxis(_compared(x, num_classes, dtype or "float32"), -1, axis)
+
+    backend.nn.one_hot = one_hot
+    try:
+        yield
+    finally:
+        backend.nn.one_hot = before
+
+
+def _compared(x: Any, count: int, dtype: Any) -> Any:
+    """One more axis, of ``count``: 1 where ``x`` is that number."""
+    ops = load_keras().ops
+    # Whole numbers only, and no comparison: the converter would take that for a one-hot encoding again.
+    distance = ops.expand_dims(ops.cast(x, "int32"), -1) - ops.arange(count, dtype="int32")
+    apart = ops.clip(distance, -1, 1)
+    return ops.cast(1 - apart * apart, dtype)
+
+
+def _encode_categories(layer: Any, x: Any) -> Any:
+    """Keras's own goes by way of floats, which int8 rounds to other categories, or counts with a kernel that lacks."""
+    ops = load_keras().ops
+    hot = _compared(x, layer.num_tokens, layer.compute_dtype)
+    if layer.output_mode == "one_hot":
+        return ops.squeeze(hot, -2) if len(x.shape) > 1 and x.shape[-1] == 1 else hot
+    if len(x.shape) == 1:
+        return hot
+    return ops.max(hot, axis=-2) if layer.output_mode == "multi_hot" else ops.sum(hot, axis=-2)
 
 
 def _pool_3d(layer: Any, volume: Any) -> Any:

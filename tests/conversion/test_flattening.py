@@ -196,3 +196,14 @@ def test_constants_of_a_call_are_part_of_the_hash(keras):
 
     assert hashed([1.0, 2.0, 3.0]) == hashed([1.0, 2.0, 3.0])
     assert hashed([1.0, 2.0, 3.0]) != hashed([1.0, 2.0, 4.0])
+
+
+def test_a_model_that_keras_quantized_is_refused(keras):
+    from converters.flatten import flatten
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="few"), keras.layers.Dense(2)])
+    model.quantize("int8")
+    with pytest.raises(
+        UnsupportedModelError, match=r"its layer 'few' was quantized by Keras \(int8\); bring the model"
+    ):
+        flatten(model)

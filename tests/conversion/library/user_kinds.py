@@ -371,6 +371,49 @@ def half_precision() -> Any:
 
 
 @kind
+def categories() -> Any:
+    """Numbers that name things, one-hot in three ways, next to a measured one."""
+    import keras
+    from keras import layers
+
+    first = keras.Input((1,), dtype="int32", name="first")
+    second = keras.Input((3,), dtype="int32", name="second")
+    measured = keras.Input((2,), name="measured")
+    x = layers.CategoryEncoding(VOCABULARY, output_mode="one_hot", name="encoded")(first)
+    y = keras.ops.reshape(keras.ops.one_hot(second, VOCABULARY), (-1, 3 * VOCABULARY))
+    z = layers.CategoryEncoding(VOCABULARY, output_mode="multi_hot", name="several")(second)
+    parts = [layers.Dense(4)(x), layers.Dense(4)(y), layers.Dense(3)(z), layers.Dense(3)(measured)]
+    x = layers.Concatenate()(parts)
+    return keras.Model([first, second, measured], layers.Dense(2)(layers.Dense(4, activation="relu")(x)))
+
+
+@kind
+def grouped_queries() -> Any:
+    """Attention as language models have it by now."""
+    import keras
+    from keras import layers
+
+    steps = keras.Input((6, 8), name="steps")
+    x = layers.Dense(8)(steps)
+    x = layers.RMSNormalization()(x + layers.GroupQueryAttention(4, 4, 2, name="attention")(x, x))
+    return keras.Model(steps, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+
+
+@kind
+def wrappers() -> Any:
+    """A nested model for each time step, a convolution within a recurrent layer, stacked cells, spectral norms."""
+    import keras
+    from keras import layers
+
+    film = keras.Input((3, 8, 8, 2), name="film")
+    x = layers.ConvLSTM2D(2, 3, padding="same", return_sequences=True, name="conv_lstm")(film)
+    each = keras.Sequential([keras.Input((8, 8, 2)), layers.Conv2D(3, 3), layers.GlobalAveragePooling2D()])
+    x = layers.TimeDistributed(each, name="each")(x)
+    x = layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)], name="cells")(x)
+    return keras.Model(film, layers.Dense(2)(layers.SpectralNormalization(layers.Dense(4))(x)))
+
+
+@kind
 def whole_numbers() -> Any:
     """Integers and booleans come out, one of each early."""
     import keras
