@@ -39,6 +39,7 @@ from edge_sdk.sizes import format_size  # noqa: E402
 RUNTIMES = ("litert", "tflite-runtime")
 SHARES = (25, 50, 75)
 SEED = 3
+TICKS_MB = (2.5, 4, 6, 10, 20, 40, 80)
 SAMPLES = 2
 APPLICATIONS = {
     "MobileNet": 96,
@@ -239,6 +240,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.plot(ends, ends, "k-", linewidth=0.8, label="as measured")
         axes.fill_between(ends, [0.95 * x for x in ends], [1.15 * x for x in ends], alpha=0.15, label="-5 % to +15 %")
         axes.set(xscale="log", yscale="log", xlabel="measured growth, MB", ylabel="predicted, MB", title=runtime)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks(TICKS_MB, labels=map(str, TICKS_MB))
+            axis.set_ticks([], minor=True)
+        axes.set(xlim=(TICKS_MB[0], TICKS_MB[-1]), ylim=(TICKS_MB[0], TICKS_MB[-1]))
         axes.legend()
     figure.savefig(path, dpi=120)
 

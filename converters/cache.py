@@ -30,7 +30,7 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError
 
 # To be raised by whoever changes what a build makes of the same model.
-BUILD_FORMAT = 7
+BUILD_FORMAT = 8
 
 
 @dataclass(frozen=True, kw_only=True)

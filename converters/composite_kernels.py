@@ -12,6 +12,8 @@ from typing import Any
 from converters.kernel_builder import TAKE_NORMALIZATION, KernelBuilder, Shape
 from converters.layer_kernels import dense_kernel, rows_of
 
+KERNELS_OF_A_CELL = 16
+
 
 def upsampling(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
     """Nearest neighbours are repeated axis by axis, each a reshape and a tile."""
@@ -65,7 +67,10 @@ def layer_normalization(builder: KernelBuilder, layer: Any, inputs: Sequence[int
 
 def attention(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
     """Three projections into heads, scores, their softmax, the weighted values and the projection back."""
-    heads, query_size, value_size = layer.num_heads, layer.key_dim, getattr(layer, "value_dim", None) or layer.key_dim
+    # With grouped queries the names are others; keys and values of a group are repeated for each of its queries.
+    heads = getattr(layer, "num_heads", None) or layer.num_query_heads
+    query_size = getattr(layer, "key_dim", None) or layer.head_dim
+    value_size = getattr(layer, "value_dim", None) or query_size
     query, value = inputs[0], inputs[1] if len(inputs) > 1 else inputs[0]
     key = inputs[2] if len(inputs) > 2 else value
     there, here = rows_of(builder.shapes[value]), rows_of(builder.shapes[query])
@@ -88,11 +93,11 @@ def attention(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: 
 
 def recurrent(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
     """Unrolled: the cell once for each step, with weights of its own in the runtime."""
-    cells = [
-        each.cell for each in (getattr(layer, "forward_layer", None), getattr(layer, "backward_layer", None)) if each
-    ]
+    layers = (layer.forward_layer, layer.backward_layer) if hasattr(layer, "forward_layer") else (layer,)
+    if any(type(each).__name__ not in ("SimpleRNN", "GRU", "LSTM") for each in layers):
+        return unrolled(builder, layer, inputs, shape)
     outputs = []
-    for cell in cells or [layer.cell]:
+    for cell in (each.cell for each in layers):
         depth, gates = cell.kernel.shape
         units = cell.recurrent_kernel.shape[0]
         state = builder.emit("reshape", inputs[:1], (depth,))
@@ -107,3 +112,15 @@ def recurrent(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: 
                 state = builder.emit("add", [state, builder.emit("mul", [state, gate], (units,))], (units,))
         outputs.append(state)
     return builder.emit("concat", outputs, shape)
+
+
+def unrolled(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
+    """What does something for each step: a filter of all weights, and as many kernels as a cell of LSTM has."""
+    steps, *rest = builder.shapes[inputs[0]]
+    parameters = sum(math.prod(weight.shape) for weight in layer.weights)
+    made = inputs[0]
+    for _ in range(steps):
+        made = dense_kernel(builder, made, (*rest[:-1], shape[-1]), -(-parameters // shape[-1]), shape[-1])
+        for _ in range(KERNELS_OF_A_CELL):
+            made = builder.emit("mul", [made], (*rest[:-1], shape[-1]))
+    return builder.emit("concat", [made], shape)

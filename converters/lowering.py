@@ -95,11 +95,14 @@ _RULES: dict[str, Rule] = {
     "UnitNormalization": composite.layer_normalization,
     "RMSNormalization": composite.layer_normalization,
     "MultiHeadAttention": composite.attention,
-    "GroupedQueryAttention": composite.attention,
     "SimpleRNN": composite.recurrent,
     "GRU": composite.recurrent,
     "LSTM": composite.recurrent,
     "Bidirectional": composite.recurrent,
+    "RNN": composite.unrolled,
+    "ConvLSTM1D": composite.unrolled,
+    "ConvLSTM2D": composite.unrolled,
+    "TimeDistributed": composite.unrolled,
     "Embedding": composite.embedding,
     "Average": composite.average,
     "CustomScaleLayer": composite.scaled_sum,
@@ -151,6 +154,9 @@ class _Lowering:
         kind = operation.kind
         if not inputs:  # a constant that the model makes
             return builder.tensor(shape)
+        # A user's class may bear the name of one that is known.
+        if not type(layer).__module__.startswith("keras."):
+            return rules.unknown(builder, operation.parameters, inputs, shape)
         if kind in _NOTHING or (kind == "LayerScale" and builder.takes(inputs[0], TAKE_NORMALIZATION)):
             return inputs[0]
         if kind == "BatchNormalization":

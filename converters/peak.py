@@ -60,7 +60,7 @@ RUNTIME_MEMORY = {
         parts=litert_parts, base=3_600_000, per_kind=18_500, floats=0, per_kernel=4_900, per_channel=29
     ),
     "tflite-runtime": RuntimeMemory(
-        parts=tflite_runtime_parts, base=2_960_000, per_kind=0, floats=470_000, per_kernel=0, per_channel=50
+        parts=tflite_runtime_parts, base=2_950_000, per_kind=0, floats=430_000, per_kernel=2_000, per_channel=36
     ),
 }
 """By the names of :data:`edge_sdk.runtime.RUNTIMES`."""
