@@ -11,8 +11,9 @@ import applications
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Noise over signal. Random weights, unlike trained ones, amplify any noise from layer to layer.
-MAX_ERROR = 0.6
+# Noise over signal, by how deep the cut is. Random weights, unlike trained ones, amplify any noise from layer to layer;
+# what is wrong, and not merely rounded, is beyond 1 (the zoo's trained models stay within 0.06).
+MAX_ERRORS = (0.25, 0.6, 1.0)
 
 
 def report(family, timeout_s):
@@ -33,11 +34,11 @@ def report(family, timeout_s):
 def assert_sound(made):
     assert [cut["k"] for cut in made["cuts"]] == sorted({cut["k"] for cut in made["cuts"]})
     assert made["legal"] >= 0.9 * made["n"] - 1
-    for cut in made["cuts"]:
+    for cut, max_error in zip(made["cuts"], MAX_ERRORS, strict=True):
         assert 1 <= cut["crossing"] <= 10
         assert cut["float_difference"] <= 1e-5
         assert cut["tail_difference"] <= 1e-3
-        assert cut["head_error"] <= MAX_ERROR, cut
+        assert cut["head_error"] <= max_error, cut
 
 
 @pytest.mark.exhaustive
