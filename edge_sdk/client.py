@@ -11,6 +11,7 @@ from edge_sdk.errors import ConfigError
 from edge_sdk.head import Head, Sample
 from edge_sdk.inference import Inference, InferReply, Timing
 from edge_sdk.keys import CurveKeys
+from edge_sdk.protocol import MAX_TIMEOUT_S
 
 __all__ = ["InferReply", "SplitClient", "Timing"]
 
@@ -30,15 +31,15 @@ class SplitClient:
         """Load the head from the folder ``bundle`` and connect to the server.
 
         ``endpoint``: such as ``tcp://127.0.0.1:5555``; a bundle that runs wholly on the device needs none.
-        ``timeout_s``: for connecting, and for each inference from the features' departure on. ``runtime``: name of the
-        TFLite runtime, else the first one that is usable. ``keys``: ours and the server's, where it has CURVE on, such
-        as ``CurveKeys.load("cam-1.key", "server.pub")``.
+        ``timeout_s``: for connecting, and for each inference from the features' departure on; a day at most.
+        ``runtime``: name of the TFLite runtime, else the first one that is usable. ``keys``: ours and the server's,
+        where it has CURVE on, such as ``CurveKeys.load("cam-1.key", "server.pub")``.
 
         Raises :class:`BundleError`, :class:`RuntimeUnavailableError`, :class:`ConfigError`,
         :class:`PeerUnreachableError`, :class:`UntrustedServerError`, :class:`UnauthorizedError`.
         """
-        if timeout_s <= 0:
-            raise ConfigError(f"timeout_s must be positive, got {timeout_s}")
+        if not 0 < timeout_s <= MAX_TIMEOUT_S:
+            raise ConfigError(f"timeout_s must be above 0 and at most {MAX_TIMEOUT_S:g} (a day), got {timeout_s}")
         self.bundle = Bundle.open(bundle)
         head = Head(self.bundle, runtime=runtime)
         self._channel: Channel | None = None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -52,6 +53,16 @@ def keys_options(function: Any) -> Any:
     return click.option("--key", metavar="FILE", type=path, help="Own secret key, for a server with CURVE on.")(
         server_key(function)
     )
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers that NaN, which is neither below nor above anything, is no part of."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class SizeType(click.ParamType[int]):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_sdk.command import SizeType, keys_options
+from edge_sdk.command import FiniteRange, SizeType, keys_options
 from edge_sdk.errors import ConfigError, InvalidInputError
+from edge_sdk.protocol import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:
     from edge_sdk.client import InferReply
@@ -37,7 +38,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 @click.option("--model-ram", type=SizeType(), metavar="SIZE", help="Memory budget of a model, such as 8MB.")
 @click.option(
     "--ram-share",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteRange(0, 1, min_open=True),
     default=DEFAULT_RAM_SHARE,
     show_default=True,
     metavar="F",
@@ -69,6 +70,9 @@ def run(
     from edge_sdk.resources import detect as detect_resources
     from edge_sdk.store import DeviceStore, check_device_id, default_store
 
+    model_ram_bytes = int(detect_resources().ram_bytes * ram_share) if model_ram is None else model_ram
+    if model_ram_bytes == 0:
+        raise click.UsageError("no model fits a memory budget of 0 bytes: see --model-ram and --ram-share")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     labels, cpu_slowdown = _emulation(emulation)
     keys = CurveKeys.load_both(key, server_key)
@@ -77,7 +81,7 @@ def run(
         settings = AgentSettings(
             server=server,
             device_id=check_device_id(wanted_id) if wanted_id else device_store.device_id(),
-            model_ram_bytes=model_ram or int(detect_resources().ram_bytes * ram_share),
+            model_ram_bytes=model_ram_bytes,
             profile=profile,
             runtime=runtime,
             emulation=labels,
@@ -159,7 +163,9 @@ def measure(bundle: Path, runtime: str | None, as_json: bool) -> None:
 @click.command()
 @click.option("--server", metavar="ENDPOINT", help="Where the server listens; needed where the bundle has a tail.")
 @click.option("--bundle", type=click.Path(path_type=Path), required=True, help="Folder of the bundle.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True)
+@click.option(
+    "--timeout", "timeout_s", type=FiniteRange(0, MAX_TIMEOUT_S, min_open=True), default=10.0, show_default=True
+)
 @keys_options
 @runtime_option
 @json_option

@@ -179,7 +179,12 @@ def prepare_input(value: Any, spec: InputSpec, dtype: np.dtype[Any]) -> Array:
     Numbers are cast where that loses nothing but float precision: integers to floats, and integers to others that hold
     them. Raises :class:`InvalidInputError` for another shape, a dtype that does not fit, NaN or infinity.
     """
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"input {spec.name!r}: expected numbers of shape {list(spec.shape)}, got what is no array: {error}"
+        ) from None
     if array.shape == spec.shape:
         array = array[np.newaxis]
     elif array.shape != (1, *spec.shape):

@@ -33,6 +33,8 @@ from edge_sdk.errors import InvalidInputError
 CHUNK_BYTES = 256 * 1024
 DEVICES_PER_PAGE = 16
 HEARTBEAT_S = 1.0
+# Of a request that a user asks for: milliseconds of it have to fit into 32 bits.
+MAX_TIMEOUT_S = 24 * 3600.0
 # No request has this id. An ERROR that bears it is a notice, about all requests of a connection: GOING_AWAY (nothing
 # new is taken) or UNSUPPORTED_VERSION (nothing is understood).
 NOTICE_ID = 0

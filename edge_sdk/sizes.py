@@ -16,6 +16,8 @@ UNITS = {
     "MiB": 2**20,
     "GiB": 2**30,
 }
+# A number of bytes travels in 64 bits, and no machine has as many.
+MAX_SIZE_BYTES = 2**63 - 1
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -25,9 +27,12 @@ def parse_size(text: str) -> int:
     unit = UNITS.get(match[2] or "B") if match else None
     if match is None or unit is None:
         raise ConfigError(
-            f"{text!r} is not a size: expected a number and one of {', '.join(UNITS)}, such as '8MB' or '1.5GiB'"
+            f"{text[:80]!r} is not a size: expected a number and one of {', '.join(UNITS)}, such as '8MB' or '1.5GiB'"
         )
-    return round(float(match[1]) * unit)
+    size_bytes = float(match[1]) * unit
+    if not size_bytes < MAX_SIZE_BYTES:
+        raise ConfigError(f"{text[:80]!r} is too large for a size: expected less than 2^63 bytes, such as '8MB'")
+    return round(size_bytes)
 
 
 def format_size(size_bytes: float) -> str:

@@ -135,6 +135,23 @@ def test_nobody_there(bundles, free_endpoint):
         SplitClient(free_endpoint, bundle=bundles / "split", timeout_s=0.3)
 
 
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), float("inf"), 1e300, 86401])
+def test_a_timeout_that_is_none(bundles, free_endpoint, timeout_s):
+    with pytest.raises(ConfigError, match="timeout_s must be above 0 and at most 86400"):
+        SplitClient(free_endpoint, bundle=bundles / "split", timeout_s=timeout_s)
+
+
+def test_a_day_of_patience(bundles, start_peer, tail_handler, image):
+    with SplitClient(start_peer(tail_handler).endpoint, bundle=bundles / "split", timeout_s=86400) as client:
+        assert list(client.infer(image).outputs) == ["scores", "early"]
+
+
+@pytest.mark.parametrize("sample", [[[1.0], [1.0, 2.0]], {"image": [[1], [1, 2]]}, "image", None, [{}], object()])
+def test_a_sample_that_is_no_array(bundles, sample):
+    with SplitClient(bundle=bundles / "whole") as client, pytest.raises(InvalidInputError, match="'image'"):
+        client.infer(sample)
+
+
 def test_a_wrong_sample_never_leaves_the_device(bundles, start_peer, tail_handler):
     peer = start_peer(tail_handler)
     with (

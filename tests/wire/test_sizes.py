@@ -27,6 +27,13 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "GiB", "9223372036854775807", "8589934592GiB"])
+def test_a_size_that_no_machine_has_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="too large for a size"):
+        parse_size(text)
+    assert parse_size("8589934591GiB") < 2**63
+
+
 @pytest.mark.parametrize(
     ("size_bytes", "text"), [(0, "0 B"), (999, "999 B"), (12_345, "12.3 kB"), (8_000_000, "8 MB"), (2.5e9, "2.5 GB")]
 )
