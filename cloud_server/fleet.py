@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import msgpack
 
 from cloud_server.ledger import Request
+from cloud_server.registration_check import check_registration
 from edge_sdk.errors import DeviceUnreachableError, InvalidInputError, OverloadedError
 from edge_sdk.protocol import DEVICES_PER_PAGE, HEARTBEAT_S, CallDevice, DeviceState, Heartbeat, Register
 
 # Three heartbeats missed, and half of one for the road.
 OFFLINE_AFTER_S = 3.5 * HEARTBEAT_S
 CALLS_PER_DEVICE = 16
-MAX_ID_CHARS = 128
 # A page of devices has to fit into the header of one message.
 _MAX_REGISTRATION_BYTES = 4 * 1024
 _MAX_PAGE_BYTES = 12 * 1024
@@ -47,6 +47,8 @@ class _Device:
     progress: int | None
     progress_at: float
     relays: dict[int, Relay]
+    # Until its connection is found to be gone; it is connected again once it registers.
+    connected: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +74,13 @@ class Fleet:
     @staticmethod
     def check(registration: Register) -> None:
         """Raises :class:`InvalidInputError` for a registration that cannot be taken."""
-        if not 0 < len(registration.device_id) <= MAX_ID_CHARS or not registration.device_id.isprintable():
-            raise InvalidInputError(
-                f"a device id has 1 to {MAX_ID_CHARS} printable characters, got {registration.device_id[:160]!r}"
-            )
         size_bytes = len(msgpack.packb(registration.to_body()))
         if size_bytes > _MAX_REGISTRATION_BYTES:
             raise InvalidInputError(
-                f"device {registration.device_id}: a registration has at most {_MAX_REGISTRATION_BYTES} bytes, "
+                f"device {registration.device_id[:64]!r}: a registration has at most {_MAX_REGISTRATION_BYTES} bytes, "
                 f"got {size_bytes}"
             )
+        check_registration(registration)
 
     def register(self, registration: Register, routing_id: bytes) -> list[Ended]:
         """A device made itself known; returns the calls that ended since its process is another one now."""
@@ -114,12 +113,12 @@ class Fleet:
         known = self._devices.get(registration.device_id)
         if known is None or _is_same_process(known, registration, routing_id):
             return None
-        return known.routing_id if self._clock() - known.heard_at < self._offline_after_s else None
+        return known.routing_id if self._is_online(known) else None
 
     def heartbeat(self, heartbeat: Heartbeat, routing_id: bytes) -> bool:
         """A device is alive. ``False``: it is not known on this connection and has to register."""
         device = self._devices.get(heartbeat.device_id)
-        if device is None or device.routing_id != routing_id:
+        if device is None or device.routing_id != routing_id or not device.connected:
             return False
         device.heard_at = self._clock()
         if heartbeat.progress != device.progress:
@@ -133,8 +132,7 @@ class Fleet:
 
     def online(self) -> int:
         """How many devices are heard of. May be asked from any thread."""
-        heard_since = self._clock() - self._offline_after_s
-        return sum(device.heard_at > heard_since for device in self._devices.copy().values())
+        return sum(map(self._is_online, self._devices.copy().values()))
 
     def page(self, after: str | None) -> tuple[list[DeviceState], str | None]:
         """Devices by id from the first one after ``after``, and what to ask for next (``None``: that was all)."""
@@ -145,9 +143,7 @@ class Fleet:
         for device_id in following[:DEVICES_PER_PAGE]:
             device = self._devices[device_id]
             silent_s = now - device.heard_at
-            state = DeviceState(
-                registration=device.registration, online=silent_s < self._offline_after_s, silent_s=silent_s
-            )
+            state = DeviceState(registration=device.registration, online=self._is_online(device), silent_s=silent_s)
             size_bytes += len(msgpack.packb(state.to_body()))
             if size_bytes > _MAX_PAGE_BYTES:
                 break
@@ -223,12 +219,16 @@ class Fleet:
         ]
 
     def lost(self, routing_id: bytes) -> list[Ended]:
-        """A device's connection is gone: close and return its calls."""
+        """A device's connection is gone: close and return its calls. It is offline until it registers again."""
         ended: list[Ended] = []
         for device_id, device in self._devices.items():
             if device.routing_id == routing_id:
+                device.connected = False
                 ended += self._end(device.relays.values(), f"device {device_id} is not connected any more")
         return ended
+
+    def _is_online(self, device: _Device) -> bool:
+        return device.connected and self._clock() - device.heard_at < self._offline_after_s
 
     def _end(self, relays: Iterable[Relay], reason: str) -> list[Ended]:
         ended = [Ended(relay=relay, error=DeviceUnreachableError(reason)) for relay in relays]

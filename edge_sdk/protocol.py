@@ -23,6 +23,7 @@ method               answered by     result
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from edge_sdk.errors import InvalidInputError
 CHUNK_BYTES = 256 * 1024
 DEVICES_PER_PAGE = 16
 HEARTBEAT_S = 1.0
+DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+DEVICE_ID_RULE = "1 to 64 letters, digits, '.', '_' or '-', a letter or digit first"
 # Of a request that a user asks for: milliseconds of it have to fit into 32 bits.
 MAX_TIMEOUT_S = 24 * 3600.0
 # No request has this id. An ERROR that bears it is a notice, about all requests of a connection: GOING_AWAY (nothing

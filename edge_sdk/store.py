@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -27,11 +26,11 @@ from typing import IO, Self
 
 from edge_sdk.bundle import Bundle, file_sha256
 from edge_sdk.errors import BundleError, ConfigError, IntegrityError, InvalidInputError, StorageError
+from edge_sdk.protocol import DEVICE_ID, DEVICE_ID_RULE
 from edge_sdk.wire import is_digest
 
 BUNDLES_KEPT = 3
 BLOBS_KEPT = 8
-_DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def default_store() -> Path:
@@ -43,11 +42,8 @@ def default_store() -> Path:
 
 def check_device_id(device_id: str) -> str:
     """``device_id`` if it is one. Raises :class:`ConfigError`."""
-    if not _DEVICE_ID.fullmatch(device_id):
-        raise ConfigError(
-            f"{device_id!r} is not a device id: expected 1 to 64 letters, digits, '.', '_' or '-', "
-            "a letter or digit first"
-        )
+    if not DEVICE_ID.fullmatch(device_id):
+        raise ConfigError(f"{device_id!r} is not a device id: expected {DEVICE_ID_RULE}")
     return device_id
 
 

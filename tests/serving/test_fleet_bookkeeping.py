@@ -10,7 +10,7 @@ import pytest
 from cloud_server.fleet import CALLS_PER_DEVICE, OFFLINE_AFTER_S, Fleet
 from cloud_server.ledger import Request
 from edge_sdk.errors import DeviceUnreachableError, InvalidInputError, OverloadedError
-from edge_sdk.protocol import DEVICES_PER_PAGE, CallDevice, Heartbeat
+from edge_sdk.protocol import DEVICES_PER_PAGE, CallDevice, Emulation, Heartbeat
 
 
 class Clock:
@@ -68,7 +68,9 @@ def test_pages_hold_all_devices_once_and_fit_into_a_header(fleet, registration):
     names = [f"device-{number:03}" for number in range(50)]
     for number, name in enumerate(names):
         # Every other one says as much as it may.
-        fleet.register(registration(name, version="x" * (3500 if number % 2 else 0)), name.encode())
+        said = registration(name)
+        runtimes = {f"runtime-{each}": "x" * 200 for each in range(16)} if number % 2 else {}
+        fleet.register(replace(said, resources=replace(said.resources, runtimes=runtimes)), name.encode())
     found, after = [], None
     while True:
         states, following = fleet.page(after)
@@ -85,10 +87,45 @@ def test_an_empty_fleet_is_one_empty_page(fleet):
     assert fleet.page(None) == ([], None)
 
 
-@pytest.mark.parametrize("device_id", ["", "x" * 129, "cam\n1"])
+@pytest.mark.parametrize("device_id", ["", "x" * 65, "cam\n1", "-cam", "cam 1", "../cam", "[red]cam"])
 def test_a_device_id_that_is_none_is_refused(fleet, registration, device_id):
     with pytest.raises(InvalidInputError, match="device id"):
         fleet.register(registration(device_id), b"r1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model_ram_bytes": -1}, "model_ram_bytes must be 0 to"),
+        ({"model_ram_bytes": 2**63}, "model_ram_bytes must be 0 to"),
+        ({"ram_bytes": -1}, "ram_bytes must be 0 to"),
+        ({"ram_available_bytes": 2**63}, "ram_available_bytes must be 0 to"),
+        ({"cores": 0}, "cores must be 1 to"),
+        ({"profile": "rpi\x1b[2J"}, "profile holds characters"),
+        ({"version": "x" * 256}, "version has 256 characters"),
+        ({"runtimes": {"lite\nrt": "2.3"}}, "a key of resources.runtimes holds characters"),
+        ({"emulation": Emulation(cpu="\x07")}, "emulation.cpu holds characters"),
+    ],
+)
+def test_values_that_no_device_can_have_are_refused(fleet, registration, changes, told):
+    usual = registration()
+    within = {name: value for name, value in changes.items() if hasattr(usual.resources, name)}
+    wrong = {name: value for name, value in changes.items() if name not in within}
+    with pytest.raises(InvalidInputError, match=told):
+        fleet.register(replace(usual, resources=replace(usual.resources, **within), **wrong), b"r1")
+    assert fleet.page(None) == ([], None)
+
+
+def test_a_device_whose_connection_is_gone_is_offline_until_it_registers_again(fleet, registration):
+    fleet.register(registration(), b"r1")
+    fleet.lost(b"r1")
+    assert not fleet.page(None)[0][0].online
+    assert fleet.online() == 0
+    assert not fleet.heartbeat(Heartbeat(device_id="cam-1", progress=1), b"r1")
+    assert not fleet.page(None)[0][0].online
+    fleet.register(registration(), b"r1")
+    assert fleet.page(None)[0][0].online
+    assert fleet.heartbeat(Heartbeat(device_id="cam-1", progress=1), b"r1")
 
 
 def test_a_registration_that_would_fill_a_page_is_refused(fleet, registration):
