@@ -120,11 +120,7 @@ class Link:
             )
             return Change.REFUSED
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            if self._keys is None:
-                self._set(UnauthorizedError, f"the server at {at} asks for keys: name them with --key and --server-key")
-            else:
-                text = f"what listens at {at} has CURVE off and cannot prove who it is: serve with --key, or connect"
-                self._set(UntrustedServerError, f"{text} without keys")
+            self._set(*self._broken(value))
             return Change.REFUSED
         if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._keys is not None and value in _HUNG_UP:
             self._set(
@@ -137,6 +133,18 @@ class Link:
         elif event == zmq.EVENT_CLOSED and self._error in (UntrustedServerError, UnauthorizedError):
             self._set(PeerUnreachableError, f"nothing listens at {at}")
         return None
+
+    def _broken(self, value: int) -> tuple[type[SplitfleetError], str]:
+        """What it means that the peer's side of the handshake cannot be understood."""
+        at = self._endpoint
+        if value != zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+            error = PeerUnreachableError if self._keys is None else UntrustedServerError
+            return error, f"something listens at {at} but does not shake hands as a server of splitfleet does"
+        if self._keys is None:
+            return UnauthorizedError, f"the server at {at} asks for keys: name them with --key and --server-key"
+        return UntrustedServerError, (
+            f"what listens at {at} has CURVE off and cannot prove who it is: serve with --key, or connect without keys"
+        )
 
     def _own_key(self) -> str:
         if self._keys is None:
