@@ -5,9 +5,11 @@
     outlines/<key>.json     an outline, and the hash of the calibration data of that recipe
     bundles/<key>/          a bundle's folder
     locks/<key>             who holds the lock of an entry makes it; others wait, then find it
+    work/                   temporary files of the processes at work
 
 An entry appears by one rename, whole or not at all. Processes on one machine may share a cache. A bundle whose files do
-not match its manifest any more is made anew.
+not match its manifest any more is made anew. Where the folder cannot be used, that is a
+:class:`StorageError`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from converters.precision import Precision
 from converters.recipe import Recipe
 from converters.versions import versions
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import BundleError
+from edge_sdk.errors import BundleError, StorageError
 
 # To be raised by whoever changes what a build makes of the same model.
 BUILD_FORMAT = 8
@@ -65,26 +67,31 @@ class Cache:
         path = self._outline_path(recipe)
         if path is None:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
         document = {"outline": known.outline.to_json(), "calibration_sha256": known.calibration_sha256}
-        temporary.write_text(json.dumps(document), encoding="utf-8")
-        temporary.replace(path)
+        with self._usable():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_text(json.dumps(document), encoding="utf-8")
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def bundle(self, key: str) -> Path | None:
         """The folder of a finished and undamaged bundle, or ``None``."""
         folder = self._bundle_path(key)
-        if not folder.is_dir():
-            return None
-        try:
-            Bundle.open(folder).verify()
-        except BundleError:
-            return None
+        with self._usable():
+            if not folder.is_dir():
+                return None
+            try:
+                Bundle.open(folder).verify()
+            except BundleError:
+                return None
         return folder
 
     def make_bundle(self, key: str, build: Callable[[Path], object]) -> Path:
         """The folder of a bundle: the one that is there, else what ``build`` puts into the empty folder it is given."""
-        with self._lock(key):
+        with self._usable(), self._lock(key):
             ready = self.bundle(key)
             if ready is not None:
                 return ready
@@ -111,6 +118,17 @@ class Cache:
             return None
         key = _sha256(["outline", recipe.task, recipe.model_name, recipe.fingerprint])
         return self.folder / "outlines" / f"{key}.json"
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            where = error.filename or self.folder
+            raise StorageError(
+                f"{where}: the folder of conversions cannot be used ({error.strerror or error}); make room or set its "
+                "permissions right, or name another home with --home"
+            ) from error
 
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:

@@ -1,14 +1,18 @@
 """A worker: one process that runs jobs one after another, silently, and whose death is an error and not a hang.
 
 TensorFlow's converter prints pages from C++, past Python's ``sys.stdout``, so the process sends its file descriptors 1
-and 2 to a temporary file. The end of that file is told when a job fails.
+and 2 to a file. The end of that file is told when a job fails. That file, and the temporary files of jobs, are in a
+folder that is removed when the process ends. A worker never outlives its parent, whatever it is at.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import multiprocessing
 import os
+import select
 import signal
 import tempfile
 from collections.abc import Callable
@@ -16,8 +20,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from edge_sdk.errors import ConversionError, SplitfleetError
+from converters.scratch import Scratch
+from edge_sdk.errors import ConversionError, SplitfleetError, StorageError
 
+LOG = "log"
 LOG_CHARS = 2000
 
 P = ParamSpec("P")
@@ -30,18 +36,23 @@ class Worker:
     One thread at a time may call :meth:`run`; any thread may call :meth:`kill`.
     """
 
-    def __init__(self, threads: int) -> None:
-        """``threads``: how many threads TensorFlow may use for one operation."""
+    def __init__(self, threads: int, scratch: Path | None = None) -> None:
+        """``threads``: how many threads TensorFlow may use for one operation. ``scratch``: where the folder for
+        temporary files is made, by default among the system's temporary files.
+        """
         self._threads = threads
+        self._place = scratch
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
-        self._log: Path | None = None
+        self._lifeline: Connection | None = None
+        self._scratch: Scratch | None = None
         self._killed = False
 
     def run(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of ``job`` (a picklable function) in the process.
 
-        Raises what the job raises if that is a :class:`SplitfleetError`, else :class:`ConversionError`; its
+        Raises what the job raises if that is a :class:`SplitfleetError`, :class:`StorageError` where a file could not
+        be read or written, else :class:`ConversionError`; its
         ``details["log"]`` is the end of what was printed, ``details["died"]`` is set where the process died of the job.
         """
         connection = self._started()
@@ -77,17 +88,19 @@ class Worker:
             raise ConversionError("the workshop is closed")
         self.stop()
         context = multiprocessing.get_context("spawn")
-        handle, log = tempfile.mkstemp(prefix="splitfleet-worker-", suffix=".log")
-        os.close(handle)
-        self._log = Path(log)
+        self._scratch = Scratch(self._place)
         self._connection, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, log, self._threads), daemon=True)
+        parent, self._lifeline = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_serve, args=(theirs, parent, str(self._scratch.path), self._threads), daemon=True
+        )
         process.start()
         self._process = process
         if self._killed:
             process.kill()
         # Ours alone from now on would keep the pipe open: only without it is the death of the process seen.
         theirs.close()
+        parent.close()
         return self._connection
 
     def _death(self) -> ConversionError:
@@ -111,10 +124,10 @@ class Worker:
         )
 
     def _printed(self) -> str:
-        if self._log is None:
+        if self._scratch is None:
             return ""
         try:
-            return self._log.read_text(errors="replace")[-LOG_CHARS:]
+            return (self._scratch.path / LOG).read_text(errors="replace")[-LOG_CHARS:]
         except OSError:
             return ""
 
@@ -122,22 +135,26 @@ class Worker:
         if self._process is not None:
             self._process.join()
             self._process.close()
-        if self._connection is not None:
-            self._connection.close()
-        if self._log is not None:
-            self._log.unlink(missing_ok=True)
-        self._process = self._connection = self._log = None
+        for end in (self._connection, self._lifeline):
+            if end is not None:
+                end.close()
+        if self._scratch is not None:
+            self._scratch.remove()
+        self._process = self._connection = self._lifeline = self._scratch = None
 
 
-def _serve(connection: Connection, log: str, threads: int) -> None:
+def _serve(connection: Connection, parent: Connection, scratch: str, threads: int) -> None:
     """The process: jobs come, results go, until the parent closes the pipe or is gone."""
     # Ctrl-C reaches the whole group; the parent decides what becomes of this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with(parent)
+    os.environ["TMPDIR"] = scratch
+    tempfile.tempdir = None
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"
     # Several of these would fight over the memory of a GPU, which converting does not need.
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    output = os.open(Path(scratch) / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
     while True:
@@ -156,5 +173,27 @@ def _serve(connection: Connection, log: str, threads: int) -> None:
             except SplitfleetError as trouble:
                 error = trouble
             except Exception as trouble:
-                error = ConversionError(f"unexpected {type(trouble).__name__}: {trouble}")
+                error = _unexpected(trouble)
         connection.send((result, error))
+
+
+def _end_with(parent: Connection) -> None:
+    """Have the kernel end this process when ``parent``, the reading end of a pipe that nobody writes to, is closed.
+
+    A thread that waited for it would itself wait for a conversion that keeps the interpreter to itself, and a death
+    signal would come when the thread that started this process ends, not the process.
+    """
+    number = parent.fileno()
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(number, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([number], [], [], 0)[0]:
+        # It was closed before the kernel was asked to tell.
+        os._exit(1)
+
+
+def _unexpected(trouble: Exception) -> SplitfleetError:
+    # TensorFlow has errors of its own for what the system says.
+    if isinstance(trouble, OSError) or os.strerror(errno.ENOSPC) in str(trouble):
+        return StorageError(f"a file could not be read or written: {trouble}")
+    return ConversionError(f"unexpected {type(trouble).__name__}: {trouble}")

@@ -39,7 +39,7 @@ class Workshop:
             raise ConfigError(f"a workshop needs at least 1 worker, got {workers}")
         self._cache = Cache(folder=cache)
         threads = max(1, len(os.sched_getaffinity(0)) // workers)
-        self._workers = [Worker(threads) for _ in range(workers)]
+        self._workers = [Worker(threads, cache / "work") for _ in range(workers)]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)

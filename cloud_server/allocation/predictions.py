@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from cloud_server.allocation.fleet import Array
 from converters import Recipe
 from converters.versions import versions
 from converters.worker import Worker
+from edge_sdk.errors import StorageError
 from zoo_keras.samples import Samples
 
 BATCH = 128
@@ -26,7 +28,7 @@ class Predictions:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._worker = Worker(threads=len(os.sched_getaffinity(0)))
+        self._worker = Worker(threads=len(os.sched_getaffinity(0)), scratch=folder / "work")
         self._lock = threading.Lock()
 
     def of(self, recipe: Recipe, samples: Samples) -> Sequence[Array]:
@@ -71,8 +73,13 @@ def _read(path: Path) -> list[Array] | None:
 
 
 def _write(path: Path, outputs: Sequence[Array]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.part.npz")
     arrays: dict[str, Any] = {f"output_{number}": array for number, array in enumerate(outputs)}
-    np.savez_compressed(temporary, **arrays)
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(temporary, **arrays)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StorageError(f"{path.parent}: predictions cannot be kept ({error.strerror or error})") from error

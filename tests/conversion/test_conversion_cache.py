@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import multiprocessing
+import os
 import threading
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from converters.graph import Graph, Operation, TensorInfo
 from converters.outline import Outline
 from converters.recipe import Recipe
 from edge_sdk.bundle import file_sha256
+from edge_sdk.errors import StorageError
 from edge_sdk.manifest import Cut, FileEntry, InputSpec, Manifest, ModelRef, OutputSpec
 
 KEY = "a" * 64
@@ -178,3 +181,22 @@ def test_a_key_follows_all_that_determines_a_bundle(monkeypatch):
     monkeypatch.setattr("converters.cache.versions", lambda: {"tensorflow": "0"})
     keys.add(bundle_key(recipe(), known(), 1, "int8"))
     assert len(keys) == 8
+
+
+def full_disk(folder: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "head.tflite"))
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(cache):
+    with pytest.raises(StorageError, match=r"head\.tflite: the folder of conversions cannot be used \(No space left"):
+        cache.make_bundle(KEY, full_disk)
+    assert cache.bundle(KEY) is None
+    assert list((cache.folder / "bundles").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["locks", "bundles", "outlines"])
+def test_a_folder_that_is_none_is_told(cache, name):
+    cache.folder.mkdir()
+    (cache.folder / name).touch()
+    with pytest.raises(StorageError, match="cannot be used"):
+        cache.remember(recipe(), known()) if name == "outlines" else cache.make_bundle(KEY, build)
