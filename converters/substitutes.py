@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from converters.keras_backend import load_keras
+from converters.keras_backend import load_keras, load_tensorflow
 
 
 def call_on_device(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -19,6 +19,8 @@ def call_on_device(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         return _pool_3d(layer, args[0] if args else kwargs["inputs"])
     if isinstance(layer, keras.layers.CategoryEncoding) and len(args) == 1 and not kwargs.get("count_weights"):
         return _encode_categories(layer, args[0])
+    if isinstance(layer, (keras.src.ops.numpy.Argmax, keras.src.ops.numpy.Argmin)) and layer.axis is not None:
+        return _extreme_place(layer, args[0])
     return layer(*args, **kwargs)
 
 
@@ -42,6 +44,14 @@ def exact_one_hot() -> Iterator[None]:
         yield
     finally:
         backend.nn.one_hot = before
+
+
+def _extreme_place(layer: Any, x: Any) -> Any:
+    """Keras tells -0.0 from 0.0 on the way, bit by bit; which of equal values is named does not matter here."""
+    tensorflow = load_tensorflow()
+    find = tensorflow.argmax if type(layer).__name__ == "Argmax" else tensorflow.argmin
+    place = find(x, axis=layer.axis, output_type=tensorflow.int32)
+    return tensorflow.expand_dims(place, layer.axis) if layer.keepdims else place
 
 
 def _compared(x: Any, count: int, dtype: Any) -> Any:

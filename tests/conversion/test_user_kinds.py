@@ -75,6 +75,23 @@ def test_head_and_tail_in_float_are_the_whole_at_every_legal_cut(kind):
 
 @pytest.mark.parametrize("kind", user_kinds.KINDS)
 def test_a_bundle_runs_and_is_close_to_the_whole(kind, tmp_path):
+    assert_bundle_is_close(kind, legal_cuts(kind)[len(legal_cuts(kind)) // 2], tmp_path, CROSSING.get(kind))
+
+
+def test_integers_and_booleans_of_the_head_and_the_last_cut(tmp_path):
+    assert_bundle_is_close("whole_numbers", legal_cuts("whole_numbers")[-1], tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", user_kinds.KINDS)
+def test_bundles_of_the_first_and_the_last_cut(kind, tmp_path):
+    for place in (0, -1):
+        (tmp_path / str(place)).mkdir()
+        assert_bundle_is_close(kind, legal_cuts(kind)[place], tmp_path / str(place))
+
+
+def assert_bundle_is_close(kind, k, folder, sources=None):
+    """Through its files, as a device and a server run them; ``sources`` end what crosses, with its dtype."""
     import tensorflow
 
     from converters.bundles import build_bundle
@@ -83,19 +100,20 @@ def test_a_bundle_runs_and_is_close_to_the_whole(kind, tmp_path):
 
     flat = flat_kind(kind)
     samples, expected = whole(kind)
-    cuts = legal_cuts(kind)
     bundle = build_bundle(
         flat,
-        cuts[len(cuts) // 2],
+        k,
         Calibration.of(flat.graph, samples),
         task="any",
         model=ModelRef(name=kind, sha256="0" * 64),
-        folder=tmp_path,
+        folder=folder,
     )
     manifest = bundle.manifest
     assert (manifest.precision, manifest.precision_reason) == ("int8", "")
-    for spec, wanted in zip(manifest.crossing, CROSSING.get(kind, ["int8"] * len(manifest.crossing)), strict=True):
-        assert f"{spec.source}:{spec.dtype}".endswith(wanted)
+    if sources is not None:
+        crossing = [f"{spec.source}:{spec.dtype}" for spec in manifest.crossing]
+        assert len(crossing) == len(sources)
+        assert all(made.endswith(wanted) for made, wanted in zip(crossing, sources, strict=True)), crossing
     head = Head(bundle)
     keep = tensorflow.saved_model.load(str(bundle.tail_path))
     rows = []
