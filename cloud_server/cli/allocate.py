@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -33,7 +37,8 @@ def allocate(
     """Give each device of the fleet a model and a cut.
 
     Models are drawn at random and measured on the devices, round by round, until every device meets the thresholds.
-    Ends with 0 then, with 3 when a device has had every model, with 4 when a device or the server is out of reach.
+    Ends with 0 then, with 3 when a device has had every model, with 4 when a device or the server is out of reach, and
+    with 1 when something else was at fault, such as a full disk, or when it was stopped by Ctrl-C or SIGTERM.
     """
     from cloud_server.allocation import run_allocation
     from cloud_server.cli.allocation_progress import AllocationProgress
@@ -45,7 +50,7 @@ def allocate(
     keys = CurveKeys.load_both(key, server_key)
     place = Home.at(home)
     wanted = settings(task=task)
-    with AllocationProgress(stderr()) as progress:
+    with _stopped_by_sigterm(), AllocationProgress(stderr()) as progress:
         result = run_allocation(
             wanted,
             endpoint=endpoint,
@@ -58,3 +63,19 @@ def allocate(
         print_json(result.to_document())
     (stderr() if as_json else stdout()).print(allocation_table(result))
     result.raise_if_incomplete()
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C: the run is recorded as interrupted, and what it began is tidied up."""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    # A second one must not break off the tidying up.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt

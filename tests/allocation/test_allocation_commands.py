@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -21,7 +23,9 @@ from cloud_server.allocation.settings import AllocationSettings, Thresholds
 from cloud_server.allocation.task_data import TaskData
 from cloud_server.cli import cli
 from cloud_server.cli.allocation_progress import AllocationProgress
+from cloud_server.home import Home
 from cloud_server.registry import Registry
+from cloud_server.registry.records import RunState
 from edge_sdk.errors import ConfigError, PeerUnreachableError, RegistryUnreachableError
 from edge_sdk.protocol import DeviceState
 
@@ -164,6 +168,44 @@ def test_a_wrong_option_is_a_usage_error(splitfleet: Callable[..., Result], opti
     result = splitfleet("allocate", "--task", "fashion-mnist", *option)
     assert result.exit_code == 2
     assert option[0] in result.stderr
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(
+    splitfleet: Callable[..., Result],
+    candidates: Any,
+    registry: Registry,
+    data: TaskData,
+    make_fleet: Callable[..., Any],
+    make_state: Callable[..., DeviceState],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def terminated(device_id: str, model: str) -> tuple[float, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert fleet.was_closed.wait(60)
+        raise PeerUnreachableError(f"{device_id}, {model}: the channel is closed")
+
+    def run_allocation(settings: AllocationSettings, *, home: Home, observer: Observer, **_: Any) -> Any:
+        means = Means(
+            settings=settings,
+            fleet=fleet,
+            candidates=candidates,
+            registry=registry,
+            data=data,
+            observer=observer,
+            abort=fleet.close,
+        )
+        assert home.path.is_dir()
+        return allocate(means, find_devices(fleet, settings, observer, wait=False, endpoint="tcp://nowhere:1"))
+
+    fleet = make_fleet(terminated, make_state("x"))
+    monkeypatch.setattr("cloud_server.allocation.run_allocation", run_allocation)
+    before = signal.getsignal(signal.SIGTERM)
+    result = splitfleet("allocate", "--task", "t")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert signal.getsignal(signal.SIGTERM) is before
+    (ended,) = registry.runs()
+    assert (ended.state, ended.reason) == (RunState.INTERRUPTED, "stopped by the user")
+    assert fleet.loaded == set()
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import zoo_keras
@@ -20,7 +21,7 @@ from cloud_server.library import Library
 from cloud_server.registry import Registry
 from converters import Workshop
 from converters.worker import Worker
-from edge_sdk.errors import ConfigError
+from edge_sdk.errors import ConfigError, StorageError
 
 TASK = "fashion-mnist"
 MODEL = "mobile"
@@ -81,3 +82,12 @@ def test_predictions_are_the_model_s_and_are_asked_once(
     monkeypatch.setattr(Worker, "run", lambda *_: pytest.fail("it was asked before"))
     again = candidates.predict(MODEL, validation)
     assert all((before == after).all() for before, after in zip(outputs, again, strict=True))
+
+
+def test_predictions_that_cannot_be_kept_are_told(
+    find: Callable[[str], TaskData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "predictions").touch()
+    monkeypatch.setattr(Worker, "run", lambda *_: [np.zeros(3)])
+    with closing(Predictions(tmp_path / "predictions")) as known, pytest.raises(StorageError, match="cannot be kept"):
+        known.of(zoo_recipe(TASK, MODEL), find(TASK).validation)
