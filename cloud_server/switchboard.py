@@ -106,7 +106,8 @@ class Switchboard:
 
     def notify(self, peer: bytes, error: SplitfleetError) -> None:
         """Tell a peer what is no answer to any of its requests, but concerns them all."""
-        self.send(peer, error_message(NOTICE_ID, error))
+        # Not counted: it is none of those that anybody waits for.
+        self._router.send(peer, error_message(NOTICE_ID, error))
 
     def notify_all(self, error: SplitfleetError) -> None:
         """Tell all peers that asked something."""

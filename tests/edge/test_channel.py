@@ -16,12 +16,14 @@ from edge_sdk.channel import MAX_PENDING, Channel
 from edge_sdk.errors import (
     ConfigError,
     DeadlineExceededError,
+    GoingAwayError,
     InvalidInputError,
     OverloadedError,
     PeerUnreachableError,
     ProtocolError,
+    UnsupportedVersionError,
 )
-from edge_sdk.protocol import Heartbeat, StatBlob
+from edge_sdk.protocol import NOTICE_ID, Heartbeat, StatBlob
 from edge_sdk.wire import Message, MessageType, Tensor, encode, error_message
 
 ASK = StatBlob(sha256="0" * 64)
@@ -201,6 +203,51 @@ def test_a_silent_partition_is_noticed(start_peer, silent_link, monkeypatch):
         silent.set()
         with pytest.raises(PeerUnreachableError, match="was lost"):
             channel.call(ASK, timeout_s=3600)
+
+
+def test_a_peer_that_goes_away_is_asked_nothing_new_until_it_is_back(start_peer, make_reply, wait_until):
+    asked = []
+
+    def handler(message, peer):  # noqa: ARG001
+        asked.append(message)
+        return None if len(asked) == 1 else make_reply(message)
+
+    peer = start_peer(handler)
+    with Channel(peer.endpoint) as channel:
+        under_way = channel.begin_call(ASK, timeout_s=20.0)
+        wait_until(lambda: asked)
+        peer.send(error_message(NOTICE_ID, GoingAwayError("back in a minute")))
+
+        def is_refused():
+            try:
+                channel.call(ASK, timeout_s=20.0)
+            except GoingAwayError as error:
+                return error.message == "back in a minute"
+
+        wait_until(is_refused)
+        heard = len(asked)
+        with pytest.raises(GoingAwayError):
+            channel.call(ASK, timeout_s=20.0)
+        assert len(asked) == heard
+        peer.send(make_reply(asked[0], {"still": "answered"}))
+        assert under_way.result(20.0).body == {"still": "answered"}
+        peer.stop()
+        wait_until(lambda: not channel.connected)
+        start_peer(lambda message, _: make_reply(message), peer.endpoint)
+        channel.call(ASK, timeout_s=20.0)
+
+
+def test_a_peer_of_another_version_ends_all_at_once(start_peer, wait_until):
+    peer = start_peer(lambda *_: None)
+    with Channel(peer.endpoint) as channel:
+        under_way = [channel.begin_call(ASK, timeout_s=20.0) for _ in range(3)]
+        wait_until(lambda: len(peer.received) == 3)
+        peer.send(error_message(NOTICE_ID, UnsupportedVersionError("version 1 is not spoken here")))
+        for answer in under_way:
+            with pytest.raises(UnsupportedVersionError, match="version 1 is not spoken here"):
+                answer.result(20.0)
+        with pytest.raises(UnsupportedVersionError):
+            channel.call(ASK, timeout_s=20.0)
 
 
 def test_what_was_not_sent_goes_to_the_next_peer_and_nothing_stale_does(start_peer, wait_until):

@@ -6,13 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+from urllib.request import urlopen
 
 import numpy as np
 import psutil
 import pytest
 
 from edge_sdk.channel import Channel
-from edge_sdk.errors import PeerUnreachableError
+from edge_sdk.errors import GoingAwayError, PeerUnreachableError, UnknownBundleError
 from edge_sdk.protocol import Heartbeat, ListDevices, LoadTail
 from edge_sdk.repository_client import RepositoryClient
 from edge_sdk.wire import Message, MessageType, Tensor
@@ -35,7 +36,7 @@ class Served:
         self.said = []
         for line in self.process.stderr:
             self.said.append(line)
-            if line.startswith("splitfleet serves at "):
+            if "splitfleet serves at " in line:
                 break
         else:
             raise AssertionError("".join(self.said))
@@ -106,6 +107,131 @@ def test_a_tail_is_served_and_blobs_survive_a_restart(served, make_bundle, saved
         assert channel.call(Heartbeat(device_id="cam-1", progress=0), timeout_s=PATIENCE_S).body == {"known": False}
         assert RepositoryClient(channel).put_bundle(bundle) == 0
     assert again.end()[0] == 0
+
+
+def test_figures_and_state_over_http_and_a_log_in_json(served, registration):
+    server = served("--bind", "tcp://127.0.0.1:*", "--http", "127.0.0.1:0", "--log-format", "json")
+    assert server.ready["http"].startswith("127.0.0.1:")
+    with Channel(server.ready["endpoint"]) as channel:
+        channel.call(registration(profile="jetson-nano"), timeout_s=PATIENCE_S)
+        with pytest.raises(UnknownBundleError):
+            channel.submit(Message(type=MessageType.INFER, request_id=0, bundle="f" * 64), PATIENCE_S).result()
+    for page in ("livez", "readyz"):
+        with urlopen(f"http://{server.ready['http']}/{page}", timeout=PATIENCE_S) as answer:
+            assert answer.read() == b"ok\n"
+    with urlopen(f"http://{server.ready['http']}/metrics", timeout=PATIENCE_S) as answer:
+        assert b'method="device.register",outcome="OK"' in answer.read()
+    code, out, err = server.end()
+    assert (code, out) == (0, "")
+    entries = [json.loads(line) for line in err.splitlines()]
+    assert entries[0]["message"].startswith("figures are at http://")
+    (failed,) = [entry["request"] for entry in entries if "request" in entry]
+    assert (failed["method"], failed["outcome"]) == ("INFER", "UNKNOWN_BUNDLE")
+
+
+def test_an_address_for_http_that_cannot_be_had_is_told_in_one_line(served, tmp_path):
+    first = served("--bind", "tcp://127.0.0.1:*", "--http", "127.0.0.1:0")
+    second = subprocess.run(
+        [
+            *COMMAND,
+            "serve",
+            "--home",
+            str(tmp_path / "x"),
+            "--bind",
+            "tcp://127.0.0.1:*",
+            "--http",
+            first.ready["http"],
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert second.returncode == 1
+    (line,) = second.stderr.splitlines()
+    assert line.startswith(f"error: --http {first.ready['http']}: cannot listen there")
+    assert first.end()[0] == 0
+
+
+# A tail that takes minutes: sin of sin of sin…
+ENDLESS = """
+import sys
+import tensorflow as tf
+
+class Tail(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec((None, 2, 3), tf.int8, name="feature_0")])
+    def __call__(self, feature_0):
+        turns = 1_000_000_000 * tf.cast(tf.reduce_max(feature_0), tf.int32)
+        _, x = tf.while_loop(lambda i, x: i < turns, lambda i, x: (i + 1, tf.sin(x)), (0, 1.0))
+        return {"output_0": tf.reshape(tf.cast(feature_0, tf.float32), (-1, 6)) + x}
+
+tf.saved_model.save(Tail(), sys.argv[1])
+"""
+
+
+@pytest.fixture
+def endless(make_bundle, tmp_path):
+    """A bundle whose tail does not end for features above 0, and is quick for zeros."""
+    folder = tmp_path / "endless"
+    subprocess.run([sys.executable, "-c", ENDLESS, str(folder)], check=True, capture_output=True, timeout=PATIENCE_S)
+    return make_bundle(
+        tail={str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    )
+
+
+@pytest.fixture
+def busy(served, endless):
+    """A server with a request under way that does not end, and the future of that request."""
+    channels = []
+
+    def start(*options):
+        server = served("--bind", "tcp://127.0.0.1:*", *options)
+        channels.append(Channel(server.ready["endpoint"]))
+        RepositoryClient(channels[0]).put_bundle(endless)
+        channels[0].call(LoadTail(bundle=endless.digest), timeout_s=PATIENCE_S)
+        ones = Tensor(name="feature_0", data=np.ones((1, 2, 3), np.int8))
+        asked = Message(type=MessageType.INFER, request_id=0, bundle=endless.digest, tensors=(ones,))
+        answer = channels[0].submit(asked, PATIENCE_S)
+        # It is under way once the server has answered what came after it.
+        channels[0].call(ListDevices(), timeout_s=PATIENCE_S)
+        return server, answer
+
+    yield start
+    for channel in channels:
+        channel.close()
+
+
+def test_what_does_not_end_within_the_grace_period_is_told_and_the_exit_code_is_0(busy):
+    server, answer = busy("--grace", "0.2")
+    code, _, err = server.end()
+    assert code == 0
+    with pytest.raises(GoingAwayError):
+        answer.result(PATIENCE_S)
+    assert err.endswith("splitfleet has stopped\n")
+
+
+def says_that_it_goes(channel):
+    try:
+        channel.call(ListDevices(), timeout_s=PATIENCE_S)
+    except GoingAwayError:
+        return True
+    return False
+
+
+def test_a_second_signal_ends_it_at_once_and_leaves_no_process(busy):
+    server, answer = busy("--grace", "3600", "--allocate-task", "fashion-mnist")
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    assert any("spawn_main" in " ".join(process.cmdline()) for process in processes)
+    server.process.send_signal(signal.SIGTERM)
+    # It says so at once, and goes on for what is under way.
+    with Channel(server.ready["endpoint"]) as channel:
+        while not says_that_it_goes(channel):
+            pass
+    assert server.end(signal.SIGINT)[0] == 128 + signal.SIGINT
+    with pytest.raises(PeerUnreachableError):
+        answer.result(PATIENCE_S)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert not alive
 
 
 def test_a_port_in_use_is_told_in_one_line(served, tmp_path):
