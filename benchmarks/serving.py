@@ -72,8 +72,8 @@ def make_bundle(folder: Path) -> Path:
         @tf.function
         def __call__(self, feature_0: Any) -> dict[str, Any]:
             x = 0.05 * (tf.cast(feature_0, tf.float32) - 3.0)
-            x = tf.nn.relu(tf.nn.conv2d(x, self.first, 2, "SAME"))
-            x = tf.nn.relu(tf.nn.conv2d(x, self.second, 2, "SAME"))
+            x = tf.nn.relu(tf.nn.conv2d(x, self.first, 1, "SAME"))
+            x = tf.nn.relu(tf.nn.conv2d(x, self.second, 1, "SAME"))
             return {"output_0": tf.reduce_mean(x, (1, 2)) @ self.dense}
 
     tail = Tail()
