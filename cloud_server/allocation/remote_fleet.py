@@ -19,7 +19,7 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.channel import Channel
 from edge_sdk.errors import ProtocolError, StorageError
 from edge_sdk.keys import CurveKeys
-from edge_sdk.manifest import Manifest
+from edge_sdk.manifest import Manifest, parse
 from edge_sdk.protocol import (
     CallDevice,
     DeviceState,
@@ -125,7 +125,16 @@ class RemoteFleet:
     ) -> RunResult:
         request = Run(bundle=digest, inputs=dict(inputs), first=first, count=count, window=window, warmup=warmup)
         message = self._call(device_id, request)
-        return run_result(message.body, message.arrays(), self._manifests[digest], digest, count=count)
+        return run_result(message.body, message.arrays(), self._manifest(digest), digest, count=count)
+
+    def _manifest(self, digest: str) -> Manifest:
+        """That of a bundle which this or another allocator published."""
+        if digest not in self._manifests:
+            with _own_disk("fetching a manifest"), tempfile.TemporaryDirectory(prefix="splitfleet-manifest-") as folder:
+                path = Path(folder) / "manifest.json"
+                self._repository.fetch(digest, path)
+                self._manifests[digest] = parse(path.read_bytes())
+        return self._manifests[digest]
 
     def _call(self, device_id: str, request: Install | Run) -> Message:
         relayed = CallDevice(

@@ -85,6 +85,9 @@ class ScriptedPeer:
         if method == "blob.stat":
             data = self.blobs.get(body["sha256"])
             return {"size": None if data is None else len(data)}, []
+        if method == "blob.fetch":
+            data = self.blobs[body["sha256"]][body["offset"] : body["offset"] + body["length"]]
+            return {}, [Tensor(name="chunk", data=np.frombuffer(data, dtype=np.uint8))]
         if method == "blob.put":
             so_far = self.blobs.get(body["sha256"], b"")
             assert len(so_far) == body["offset"]
@@ -195,6 +198,17 @@ def test_what_the_repository_has_is_not_sent_again(peer: ScriptedPeer, candidate
         sent = peer.asked.count("blob.put")
         fleet.publish(bundle)
     assert peer.asked.count("blob.put") == sent == len(peer.blobs)
+
+
+def test_what_another_published_can_be_run(peer: ScriptedPeer, candidates: Any, data: TaskData) -> None:
+    bundle = candidates.build("b", 2)
+    with RemoteFleet(peer.endpoint, stall_timeout_s=1.0) as first:
+        first.publish(bundle)
+        inputs = first.publish_inputs(data.test.inputs)
+        first.install("d0", bundle.digest)
+    with RemoteFleet(peer.endpoint, stall_timeout_s=1.0) as second:
+        result = second.run("d0", bundle.digest, inputs, first=0, count=5, window=1, warmup=0)
+    assert (result.outputs[0].argmax(axis=1) == data.test.labels[:5]).all()
 
 
 def test_a_bundle_without_a_tail_loads_none(peer: ScriptedPeer, candidates: Any) -> None:
