@@ -142,7 +142,7 @@ def test_what_has_no_int8_kernel_is_refused(tmp_path):
     from converters.flatten import flatten
 
     flat = flatten(small_models.spectrum())
-    with pytest.raises(ConversionError, match=r"first \d+ operations of model 'spectrum' to int8: \S"):
+    with pytest.raises(ConversionError, match=r"first \d+ operations of model 'spectrum' to int8 \(\S"):
         convert(flat, flat.graph.n, small_models.signal_samples(), tmp_path / "head.tflite")
 
 
