@@ -1,7 +1,7 @@
 """Batches of one tail: a bounded, fair queue of requests, and the thread that runs what waits there together.
 
-An engine that becomes free takes what is waiting, up to the largest batch. It waits for more only when the requests
-of the last turn were several, and then at most for a moment: a lone caller is never held up. What is computed, and how
+An engine that becomes free takes what is waiting, up to the largest batch. It waits for more only when there were
+several requests when it ended its last batch, and then at most for a moment: a lone caller is never held up. What is computed, and how
 requests become one batch, is the tail's business (:mod:`cloud_server.tails`).
 """
 
@@ -34,7 +34,7 @@ class BatchLimits:
     """
 
     max_batch: int = 32
-    delay_s: float = 0.001
+    delay_s: float = 0.002
     queued: int = 128
     queued_per_device: int = 64
 
@@ -59,6 +59,7 @@ class _Member:
     features: Features
     begin: Callable[[], None]
     done: Done
+    flush: Callable[[], None]
     joined_at: float
 
     @property
@@ -89,7 +90,7 @@ class Batcher:
         self._changed = Condition()
         self._closed = False
         self._last: Callable[[], None] = lambda: None
-        # How many requests were there in the last turn, and how many it takes to wake the thread.
+        # How many requests may be there in the next turn, and how many it takes to wake the thread.
         self._together = 1
         self._wanted = 1
         self._mean_s = 0.0
@@ -102,13 +103,22 @@ class Batcher:
         """How many requests wait."""
         return len(self._queue)
 
-    def submit(self, caller: Hashable, features: Features, *, begin: Callable[[], None], done: Done) -> bool:
+    def submit(
+        self,
+        caller: Hashable,
+        features: Features,
+        *,
+        begin: Callable[[], None],
+        done: Done,
+        flush: Callable[[], None],
+    ) -> bool:
         """Queue a request of ``caller``. ``begin`` is called right before it runs, and raises to prevent that; ``done``
-        gets the outcome, in some thread, exactly once. Neither may block or take long; ``done`` must not raise.
+        gets the outcome, in some thread, exactly once, and ``flush`` comes after the outcomes of a batch: whoever is to
+        be woken is so once. None may block or take long; ``done`` and ``flush`` must not raise.
 
         ``False``: closed, nothing will happen. Raises :class:`OverloadedError` when too many wait already.
         """
-        member = _Member(features=features, begin=begin, done=done, joined_at=time.monotonic())
+        member = _Member(features=features, begin=begin, done=done, flush=flush, joined_at=time.monotonic())
         ended: list[tuple[_Member, Exception]] = []
         with self._changed:
             if self._closed:
@@ -121,7 +131,8 @@ class Batcher:
                 if len(self._queue) >= self._wanted:
                     self._changed.notify()
         for other, error in ended:
-            other.done(error)
+            self._end(other, error)
+            other.flush()
         if refusal is not None:
             raise refusal
         return True
@@ -196,9 +207,9 @@ class Batcher:
                 member.joined_at = max(member.joined_at, free_at)
                 members.append(member)
                 samples += member.samples
-            self._together = len(members) + len(self._queue)
         for member, refusal in refused:
             self._end(member, refusal)
+            member.flush()
         if members:
             began = time.perf_counter()
             self._run(members)
@@ -217,6 +228,7 @@ class Batcher:
         except Exception as error:
             if len(members) == 1:
                 self._end(members[0], error)
+                members[0].flush()
                 return
             _LOG.warning("%s: a batch of %d requests failed, they are run one by one", self.name, len(members))
             for member in members:
@@ -225,12 +237,17 @@ class Batcher:
                     self._run([member])
                 else:
                     self._end(member, refusal)
+                    member.flush()
             return
         compute_s = time.monotonic() - began_at
+        # Before anybody hears of it: those that wait now are others than these, who may come back.
+        self._together = len(members) + len(self._queue)
         batch = sum(member.samples for member in members)
         for member, outputs in zip(members, results, strict=True):
             wait_s = began_at - member.joined_at
             self._end(member, Computed(outputs=outputs, batch_wait_s=wait_s, compute_s=compute_s, batch=batch))
+        for flush in {member.flush for member in members}:
+            flush()
 
     def _end(self, member: _Member, outcome: Computed | Exception) -> None:
         try:

@@ -26,8 +26,12 @@ class Mailbox:
 
     def post(self, entry: Entry) -> None:
         """Have ``entry`` called by the thread that drains; after :meth:`close` it is forgotten."""
-        self._entries.append(entry)
+        self.put(entry)
         self.wake()
+
+    def put(self, entry: Entry) -> None:
+        """The same without waking that thread: for several entries, after which it is woken once."""
+        self._entries.append(entry)
 
     def wake(self) -> None:
         """Let the poll return."""

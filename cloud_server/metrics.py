@@ -7,6 +7,7 @@ tails that are loaded, the methods that there are, and a limited number of devic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -40,6 +41,17 @@ _TAIL_CHARS = 12
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _PER_TAIL = ("tail", "device_kind")
+
+
+class _Series(NamedTuple):
+    """The figures of one tail and one device kind."""
+
+    queue: Histogram
+    batch_wait: Histogram
+    compute: Histogram
+    batch: Histogram
+    received: Counter
+    sent: Counter
 
 
 class Metrics:
@@ -77,6 +89,8 @@ class Metrics:
         )
         self._received = self._bytes("received", "Bytes of features")
         self._sent = self._bytes("sent", "Bytes of results")
+        # Looking up labels takes as long as counting.
+        self._series: dict[tuple[str, str], _Series] = {}
         self._registry.register(self)
 
     def exposition(self) -> bytes:
@@ -92,12 +106,22 @@ class Metrics:
     def computed(self, request: Request, features: int, queue_s: float, computed: Computed) -> None:
         """A tail has run a request of ``features`` bytes."""
         labels = self._labels(request)
-        self._queue.labels(*labels).observe(queue_s)
-        self._batch_wait.labels(*labels).observe(computed.batch_wait_s)
-        self._compute.labels(*labels).observe(computed.compute_s)
-        self._batch.labels(*labels).observe(computed.batch)
-        self._received.labels(*labels).inc(features)
-        self._sent.labels(*labels).inc(sum(tensor.data.nbytes for tensor in computed.outputs))
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = _Series(
+                queue=self._queue.labels(*labels),
+                batch_wait=self._batch_wait.labels(*labels),
+                compute=self._compute.labels(*labels),
+                batch=self._batch.labels(*labels),
+                received=self._received.labels(*labels),
+                sent=self._sent.labels(*labels),
+            )
+        series.queue.observe(queue_s)
+        series.batch_wait.observe(computed.batch_wait_s)
+        series.compute.observe(computed.compute_s)
+        series.batch.observe(computed.batch)
+        series.received.inc(features)
+        series.sent.inc(sum(tensor.data.nbytes for tensor in computed.outputs))
 
     def collect(self) -> Iterable[Metric]:
         """What is looked up when somebody asks."""

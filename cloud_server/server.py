@@ -139,8 +139,7 @@ class Server:
         stop_by: float | None = None
         while stop_by is None or (self._switchboard.under_way and self._switchboard.clock() < stop_by):
             try:
-                poller.poll(self._sleep_ms())
-                self._turn()
+                self._turn(bool(dict(poller.poll(self._sleep_ms())).get(self._router.socket)))
                 if self._stopping and stop_by is None:
                     stop_by = self._switchboard.clock() + self._grace_s
                     self._switchboard.notify_all(_stopping())
@@ -155,8 +154,8 @@ class Server:
         # Rounded up, since a poll that returns too early would spin.
         return max(0, int((wake_at - self._switchboard.clock()) * 1000) + 1)
 
-    def _turn(self) -> None:
-        for _ in range(_RECEIVED_AT_ONCE):
+    def _turn(self, came: bool) -> None:
+        for _ in range(_RECEIVED_AT_ONCE if came else 0):
             received = self._router.receive()
             if received is None:
                 break

@@ -136,6 +136,10 @@ class Switchboard:
 
         lane.submit(guarded, partial(self.come_back, request, then))
 
+    def put_back(self, request: Request, then: Callable[[T], None], outcome: T | Exception) -> None:
+        """:meth:`come_back` without waking the I/O thread, which ``mailbox.wake`` does for several at once."""
+        self.mailbox.put(partial(self._resume, request, then, outcome))
+
     def come_back(self, request: Request, then: Callable[[T], None], outcome: T | Exception) -> None:
         """From any thread: go on in the I/O thread with ``then``, or fail where the outcome is an exception."""
         self.mailbox.post(partial(self._resume, request, then, outcome))

@@ -103,8 +103,9 @@ class TailCalls:
             request.key or request.peer,
             message.tensors,
             begin=partial(self._switchboard.must_be_open, request),
+            flush=self._switchboard.mailbox.wake,
             done=partial(
-                self._switchboard.come_back,
+                self._switchboard.put_back,
                 request,
                 partial(self._send_result, request, digest, sum(tensor.data.nbytes for tensor in message.tensors)),
             ),

@@ -192,7 +192,14 @@ class TailHost:
             return True
 
     def submit(
-        self, digest: str, caller: Hashable, features: Features, *, begin: Callable[[], None], done: Done
+        self,
+        digest: str,
+        caller: Hashable,
+        features: Features,
+        *,
+        begin: Callable[[], None],
+        done: Done,
+        flush: Callable[[], None],
     ) -> None:
         """Queue a request of ``caller`` for a tail, to be run as part of a batch: see :meth:`Batcher.submit`.
 
@@ -203,7 +210,7 @@ class TailHost:
             raise _unknown(digest)
         tail, batcher = present
         tail.check(features)
-        if not batcher.submit(caller, features, begin=begin, done=done):
+        if not batcher.submit(caller, features, begin=begin, done=done, flush=flush):
             raise _unknown(digest)
 
     def close(self, timeout_s: float) -> bool:

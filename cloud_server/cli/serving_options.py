@@ -66,7 +66,7 @@ _OPTIONS = (
     click.option(
         "--batch-delay-ms",
         type=click.FloatRange(0, 1000),
-        default=1.0,
+        default=2.0,
         show_default=True,
         help="How long a free tail waits for as many requests as it had last; a lone one never waits.",
     ),

@@ -45,7 +45,9 @@ class Bench:
             self._came.release()
 
         data = np.full((samples, 2), number, np.int32)
-        return self.batcher.submit(caller, [Tensor(name="feature_0", data=data)], begin=begin, done=done)
+        return self.batcher.submit(
+            caller, [Tensor(name="feature_0", data=data)], begin=begin, done=done, flush=lambda: None
+        )
 
     def hold(self):
         """Have the engine busy with a request of nobody's."""

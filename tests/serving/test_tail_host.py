@@ -21,7 +21,7 @@ def run(tails, digest, *features):
         outcomes.append(outcome)
         came.set()
 
-    tails.submit(digest, "caller", features, begin=lambda: None, done=done)
+    tails.submit(digest, "caller", features, begin=lambda: None, done=done, flush=lambda: None)
     assert came.wait(PATIENCE_S)
     if isinstance(outcomes[0], Exception):
         raise outcomes[0]
@@ -131,7 +131,9 @@ def test_unloading_runs_what_is_queued_then_gives_the_memory_back(running, make_
     engine.gate.clear()
     outcomes = []
     for number in range(3):
-        running.tails.submit(bundle.digest, "caller", [feature(number)], begin=lambda: None, done=outcomes.append)
+        running.tails.submit(
+            bundle.digest, "caller", [feature(number)], begin=lambda: None, done=outcomes.append, flush=lambda: None
+        )
     assert engine.entered.acquire(timeout=PATIENCE_S)
     assert running.tails.unload(bundle.digest)
     assert not engine.closed.is_set()
