@@ -55,12 +55,14 @@ class AllocationResult:
         """``None`` when every device has its allocation; else what a command ends with."""
         if self.run.state is RunState.ACCEPTED:
             return None
-        message = f"run {self.run.run_id} ended {self.run.state}: {self.run.reason}"
-        if self.run.state is RunState.INFEASIBLE:
-            return InfeasibleError(f"no allocation meets the thresholds on all devices; {message}")
-        if self.run.state is RunState.UNREACHABLE:
-            return DeviceUnreachableError(f"some devices are without an allocation; {message}")
-        return SplitfleetError(message)
+        run = self.run
+        if run.state is RunState.INFEASIBLE:
+            return InfeasibleError(
+                f"run {run.run_id}: no allocation was found that meets the thresholds on all devices; {run.reason}"
+            )
+        if run.state is RunState.UNREACHABLE:
+            return DeviceUnreachableError(f"run {run.run_id}: some devices are without an allocation; {run.reason}")
+        return SplitfleetError(f"run {run.run_id} ended {run.state}: {run.reason}")
 
     def raise_if_incomplete(self) -> None:
         """Raise :meth:`error`, if there is one: :class:`InfeasibleError`, :class:`DeviceUnreachableError`."""

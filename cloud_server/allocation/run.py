@@ -221,13 +221,23 @@ def _named(outcome: Outcome) -> str:
     )
 
 
+_WHY = {
+    OutcomeState.INFEASIBLE: "every model was tried",
+    OutcomeState.UNREACHABLE: "out of reach",
+    OutcomeState.UNDECIDED: "no round was left",
+    OutcomeState.FAILED: "its trials broke off",
+}
+
+
 def _verdict(outcomes: Mapping[str, Outcome]) -> tuple[RunState, str]:
     without = {
         state: [_named(outcome) for outcome in outcomes.values() if outcome.state is state]
         for state in OutcomeState
         if state is not OutcomeState.ACCEPTED
     }
-    reason = "; ".join(f"{state}: {', '.join(devices)}" for state, devices in without.items() if devices)
+    reason = "; ".join(
+        f"{state}: {', '.join(devices)} ({_WHY[state]})" for state, devices in without.items() if devices
+    )
     if without[OutcomeState.INFEASIBLE] or without[OutcomeState.UNDECIDED]:
         return RunState.INFEASIBLE, reason
     if without[OutcomeState.FAILED]:
