@@ -1,8 +1,8 @@
 """Batches of one tail: a bounded, fair queue of requests, and the thread that runs what waits there together.
 
 An engine that becomes free takes what is waiting, up to the largest batch. It waits for more only when there were
-several requests when it ended its last batch, and then at most for a moment: a lone caller is never held up. What is computed, and how
-requests become one batch, is the tail's business (:mod:`cloud_server.tails`).
+several requests as it ended its last batch, and then at most for a moment: a lone caller is never held up. What is
+computed, and how requests become one batch, is the tail's business (:mod:`cloud_server.tails`).
 """
 
 from __future__ import annotations
