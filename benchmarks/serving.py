@@ -44,13 +44,12 @@ WARM = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one round. ``cpu_ms`` is CPU time of the serving process per request; ``batch`` the mean size of a batch."""
+    """Of one round. ``cpu_ms`` is CPU time of the serving process per request."""
 
     requests_per_s: float
     p50_ms: float
     p99_ms: float
     cpu_ms: float | None = None
-    batch: float | None = None
 
 
 def make_bundle(folder: Path) -> Path:
