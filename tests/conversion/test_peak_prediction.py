@@ -17,6 +17,10 @@ from edge_sdk.memory import measure
 from edge_sdk.runtime import RUNTIMES, choose_runtime
 from zoo_keras.builders import ARCHITECTURES
 
+# A runtime's code that a head is the first to use counts as growth only where the system has not mapped it together with
+# the code around it, which depends on how the library lies in the page cache: measured, 0.9 to 1.7 MB.
+CODE_PAGES_BYTES = 2_000_000
+
 
 def outline_of(flat: Any) -> Outline:
     from converters.peak import all_peaks
@@ -37,7 +41,9 @@ def assert_prediction_holds(flat: Any, k: int, samples: dict[str, Any], path: Pa
     write_head(halves.head, keys, Calibration.of(flat.graph, samples), path)
     runtime = choose_runtime()
     measured = measure(path, runtime=runtime).peak_bytes
-    assert 0.95 <= predicted_peaks(flat, k)[runtime] / measured <= 1.3
+    predicted = predicted_peaks(flat, k)[runtime]
+    # Never too little. Too much by the code pages of the runtime too, where the system mapped them with the library.
+    assert 0.95 * measured <= predicted <= 1.3 * measured + CODE_PAGES_BYTES
 
 
 @pytest.mark.parametrize("name", ["inception", "mobile", "mlp-mixer"])
