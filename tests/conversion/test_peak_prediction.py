@@ -17,8 +17,8 @@ from edge_sdk.memory import measure
 from edge_sdk.runtime import RUNTIMES, choose_runtime
 from zoo_keras.builders import ARCHITECTURES
 
-# A runtime's code that a head is the first to use counts as growth only where the system has not mapped it together with
-# the code around it, which depends on how the library lies in the page cache: measured, 0.9 to 1.7 MB.
+# A runtime's code that a head is the first to use counts as growth only where the system has not mapped it together
+# with the code around it, which depends on how the library lies in the page cache: measured, 0.9 to 1.7 MB.
 CODE_PAGES_BYTES = 2_000_000
 
 
@@ -102,7 +102,7 @@ def test_layers_that_nobody_foresaw_are_reckoned_as_weights() -> None:
 class TestChoosing:
     PEAKS = (4_000_000, 4_500_000, 6_000_000, 5_000_000)
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def outline(self, flat_model: Any) -> Outline:
         graph: Graph = flat_model("chain").graph
         whole = Outline.of(graph, "0" * 64)
