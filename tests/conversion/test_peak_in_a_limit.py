@@ -91,7 +91,7 @@ def test_it_survives_with_what_is_predicted_and_is_refused_with_far_less(
     head, predicted_bytes = hungry
     runtime = choose_runtime()
     free = measure(head, runtime=runtime)
-    assert free.peak_bytes > 30_000_000
+    assert free.peak_bytes > 20 * head.stat().st_size, "the activations were to dwarf the file"
     assert 0.95 * free.peak_bytes <= predicted_bytes <= 1.3 * free.peak_bytes
 
     confinement.set_limit(confinement.base_bytes(runtime, confinement.counted) + predicted_bytes)
