@@ -11,7 +11,10 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import wait
+from threading import Thread
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -35,20 +38,33 @@ class AllocatorProcess:
         registry_url: str,
         home: Home,
         keys: CurveKeys | None = None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """``keys``: an operator's, where the server has CURVE on; they reach the process through a pipe."""
+        """``keys``: an operator's, where the server has CURVE on; they reach the process through a pipe. ``on_end`` is
+        called in some thread when the process has ended by itself.
+        """
         # Spawned: a fork would inherit the server's sockets and locks, but not the threads that use them.
         self._process = multiprocessing.get_context("spawn").Process(
             target=_run, args=(os.getpid(), settings, endpoint, registry_url, home, keys), name="allocator"
         )
+        self._on_end = on_end
+        self._leaving = False
+        self._watch = Thread(target=self._await_end, name="end of the allocator", daemon=True)
 
     def __enter__(self) -> Self:
         self._process.start()
+        self._watch.start()
         return self
+
+    def _await_end(self) -> None:
+        wait([self._process.sentinel])
+        if not self._leaving:
+            self._on_end()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leaving = True
         if self._process.pid is not None and self._process.is_alive():
             # So that it ends its run in the registry, and the processes that convert for it.
             with suppress(ProcessLookupError):
@@ -57,6 +73,7 @@ class AllocatorProcess:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        self._watch.join()
         self._process.close()
 
 
@@ -97,7 +114,7 @@ def _run(
 
 
 def _interrupt_once(*_: object) -> NoReturn:
-    # Ctrl-C reaches it from the terminal and from the server: the second must not break off its tidying up.
+    # The server sends one, and the kernel another when the server ends: the second must not break off its tidying up.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

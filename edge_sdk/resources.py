@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_sdk.protocol import Resources
-from edge_sdk.runtime import usable_runtimes
 
 
 def detect() -> Resources:
     """The resources of this machine, live."""
+    # Whoever asks for the machine alone needs no numpy.
+    from edge_sdk.runtime import usable_runtimes
+
     machine = Machine()
     return Resources(
         ram_bytes=machine.ram_bytes(),

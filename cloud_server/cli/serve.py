@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -14,14 +16,16 @@ from typing import TYPE_CHECKING
 import click
 
 from cloud_server.cli.allocation_options import MakeSettings, allocation_options, registry_options
-from cloud_server.cli.serving_options import ServingOptions, serving_options
+from cloud_server.cli.serving_options import Say, ServingOptions, serving_options
 from edge_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
+    from cloud_server.allocation.settings import AllocationSettings
     from cloud_server.curve import ServerCurve
     from cloud_server.home import Home
     from cloud_server.registry import Registry
     from cloud_server.server import Server
+    from cloud_server.supervisor import Post
     from edge_sdk.keys import CurveKeys
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
@@ -40,7 +44,7 @@ DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write endpoint and process id there, as JSON, once the server answers.",
+    help="Write endpoint and process id (the one to signal) there, as JSON, once the server answers.",
 )
 @serving_options
 @click.option("--allocate-task", metavar="TASK", help="Allocate the fleet for this task, beside serving it.")
@@ -55,43 +59,79 @@ def serve(
     allocate_task: str | None,
     settings: MakeSettings,
 ) -> None:
-    """Run the cloud server until it is interrupted; interrupted twice, it ends at once.
+    """Run the cloud server until it is interrupted; interrupted twice, it ends at once. A server that dies is started
+    again where it was.
 
     The options of an allocation, from --devices on, are for --allocate-task.
     """
     from cloud_server.home import Home
-    from cloud_server.registry import Registry
+    from cloud_server.supervisor import Supervisor
 
-    wanted = None if allocate_task is None else settings(task=allocate_task)
     at = Home.at(home)
-    url = registry or at.registry_url
-    with at.claim("server"), serving.log_to_stderr() as say, Registry(url) as records:
-        curve = None if key is None else _Curve.read(key, at)
-        server = _make(bind, at, records, None if curve is None else curve.server, serving)
-        with ExitStack() as beside:
-            http = None if serving.http is None else beside.enter_context(_monitor(serving.http, server))
-            _stop_on_signal(server)
-            if ready_file is not None:
-                _write_ready(ready_file, server.endpoint, http)
-            if http is not None:
-                say(f"figures are at http://{http}/metrics")
-            say(f"splitfleet serves at {server.endpoint}{' with CURVE' if curve else ''}; stop it with Ctrl-C")
-            if wanted is not None:
-                from cloud_server.allocator_process import AllocatorProcess
+    wanted = _Wanted(
+        bind=bind,
+        home=at,
+        registry_url=registry or at.registry_url,
+        key=key,
+        ready_file=ready_file,
+        serving=serving,
+        allocation=None if allocate_task is None else settings(task=allocate_task),
+    )
+    # What is taken here stays over the deaths of the server's process.
+    with at.claim("server"), serving.log_to_stderr() as say:
+        code = Supervisor(partial(_serve, wanted, say), memory_cap_bytes=serving.memory_cap_bytes).run()
+    sys.exit(code)
 
-                allocator = AllocatorProcess(
-                    wanted,
-                    endpoint=server.endpoint,
-                    registry_url=url,
-                    home=at,
-                    keys=None if curve is None else curve.allocator,
-                )
-                beside.enter_context(allocator)
-            # Not before: what goes wrong until here is told on stderr itself, which this discards for a while.
-            preload = Thread(target=_preload, name="preload", daemon=True)
-            preload.start()
-            ended = server.run()
-        say("splitfleet has stopped")
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What was asked for on the command line."""
+
+    bind: str
+    home: Home
+    registry_url: str
+    key: Path | None
+    ready_file: Path | None
+    serving: ServingOptions
+    allocation: AllocationSettings | None
+
+
+def _serve(wanted: _Wanted, say: Say, post: Post) -> None:
+    """In a process of its own: serve until a signal, where ``post`` says that an earlier one did."""
+    from cloud_server.registry import Registry
+    from cloud_server.supervisor import Standing
+
+    before = post.standing
+    bind, http_at = (wanted.bind, wanted.serving.http) if before is None else (before.endpoint, before.http)
+    with Registry(wanted.registry_url) as records, ExitStack() as beside:
+        curve = None if wanted.key is None else _Curve.read(wanted.key, wanted.home)
+        server = _make(bind, wanted.home, records, None if curve is None else curve.server, wanted.serving)
+        http = None if http_at is None else beside.enter_context(_monitor(http_at, server))
+        _stop_on_signal(server)
+        if wanted.ready_file is not None:
+            _write_ready(wanted.ready_file, server.endpoint, http, post.pid)
+        if http is not None:
+            say(f"figures are at http://{http}/metrics")
+        say(f"splitfleet serves at {server.endpoint}{' with CURVE' if curve else ''}; stop it with Ctrl-C")
+        allocated = before is not None and before.allocated
+        post.tell(Standing(endpoint=server.endpoint, http=http, allocated=allocated))
+        if wanted.allocation is not None and not allocated:
+            from cloud_server.allocator_process import AllocatorProcess
+
+            allocator = AllocatorProcess(
+                wanted.allocation,
+                endpoint=server.endpoint,
+                registry_url=wanted.registry_url,
+                home=wanted.home,
+                keys=None if curve is None else curve.allocator,
+                on_end=post.tell_allocated,
+            )
+            beside.enter_context(allocator)
+        # Not before: what goes wrong until here is told on stderr itself, which this discards for a while.
+        preload = Thread(target=_preload, name="preload", daemon=True)
+        preload.start()
+        ended = server.run()
+    say("splitfleet has stopped")
     if not ended or preload.is_alive():
         # A thread in the midst of TensorFlow can neither be stopped nor survive the end of the interpreter.
         os._exit(0)
@@ -173,13 +213,13 @@ def _monitor(address: str, server: Server) -> Iterator[str]:
         yield monitor.address
 
 
-def _write_ready(path: Path, endpoint: str, http: str | None) -> None:
+def _write_ready(path: Path, endpoint: str, http: str | None, pid: int) -> None:
     import json
 
     # Whoever waits for the file finds it complete.
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        written.write_text(json.dumps({"endpoint": endpoint, "http": http, "pid": os.getpid()}))
+        written.write_text(json.dumps({"endpoint": endpoint, "http": http, "pid": pid}))
         written.replace(path)
     except OSError as error:
         raise ConfigError(f"--ready-file {path}: cannot be written ({error.strerror})") from None

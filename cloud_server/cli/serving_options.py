@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge_sdk.command import SizeType
+
 if TYPE_CHECKING:
     from cloud_server.batches import BatchLimits
 
 Say = Callable[[str], None]
+LEAST_MEMORY_CAP_BYTES = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,16 @@ class ServingOptions:
     http: str | None
     log_format: str
     log_level: str
+    memory_cap: int | None
+
+    @property
+    def memory_cap_bytes(self) -> int:
+        """What the server's process may use, without those that it has started."""
+        from edge_sdk.resources import Machine
+
+        if self.memory_cap is not None:
+            return self.memory_cap
+        return max(Machine().ram_bytes() // 4, LEAST_MEMORY_CAP_BYTES)
 
     def limits(self) -> BatchLimits:
         """What goes together in a batch."""
@@ -94,8 +107,14 @@ _OPTIONS = (
         show_default=True,
         help="info: requests that fail have a line, too; debug: all.",
     ),
+    click.option(
+        "--memory-cap",
+        type=SizeType(),
+        help="Memory at which the server's process, which a peer may flood, is ended and started anew.  "
+        "[default: a quarter of the machine's, at least 1GB]",
+    ),
 )
-_NAMES = ("max_batch", "batch_delay_ms", "grace_s", "http", "log_format", "log_level")
+_NAMES = ("max_batch", "batch_delay_ms", "grace_s", "http", "log_format", "log_level", "memory_cap")
 
 
 def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:

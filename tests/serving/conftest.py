@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import zmq
 
@@ -40,7 +45,10 @@ from edge_sdk.manifest import (
 from edge_sdk.protocol import NOTICE_ID, Body, Register, Resources
 from edge_sdk.wire import Message, MessageType, Tensor, decode, encode
 
+sys.path.append(str(Path(__file__).parent / "library"))
+
 PATIENCE_MS = 20_000
+SPLITFLEET = (sys.executable, "-c", "from cloud_server.cli import main; main()")
 FEATURE_SHAPE = (2, 3)
 
 
@@ -379,3 +387,56 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
         tf.saved_model.save(tail, str(folder), signatures=signature)
         found[name] = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     return found
+
+
+class Served:
+    """``splitfleet serve`` as a process that is ready."""
+
+    def __init__(self, home: Path, *options: str) -> None:
+        self.ready_file = home.parent / f"{home.name}.json"
+        self.process = subprocess.Popen(
+            [*SPLITFLEET, "serve", "--home", str(home), "--ready-file", str(self.ready_file), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said: list[str] = []
+        self.await_line("splitfleet serves at ")
+        self.ready: dict[str, Any] = json.loads(self.ready_file.read_text())
+
+    def await_line(self, piece: str) -> str:
+        """Read stderr up to a line with ``piece`` in it."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line)
+            if piece in line:
+                return line
+        raise AssertionError("".join(self.said))
+
+    @property
+    def server(self) -> psutil.Process:
+        """The process that owns the socket, under the supervisor."""
+        (server,) = psutil.Process(self.process.pid).children()
+        return server
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        """Signal it; returns exit code, stdout and all of stderr."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=3 * PATIENCE_MS / 1000)
+        return self.process.returncode, out, "".join(self.said) + err
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Run ``splitfleet serve``; it is ended after the test."""
+    started: list[Served] = []
+
+    def start(*options: str, home: Path = tmp_path / "home") -> Served:
+        started.append(Served(home, *(options or ("--bind", "tcp://127.0.0.1:*"))))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.communicate()

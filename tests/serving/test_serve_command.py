@@ -22,48 +22,6 @@ PATIENCE_S = 60
 COMMAND = [sys.executable, "-c", "from cloud_server.cli import main; main()"]
 
 
-class Served:
-    """A server process that is ready."""
-
-    def __init__(self, home, *options):
-        self.ready_file = home.parent / f"{home.name}.json"
-        self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--home", str(home), "--ready-file", str(self.ready_file), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.said = []
-        for line in self.process.stderr:
-            self.said.append(line)
-            if "splitfleet serves at " in line:
-                break
-        else:
-            raise AssertionError("".join(self.said))
-        self.ready = json.loads(self.ready_file.read_text())
-
-    def end(self, number=signal.SIGTERM):
-        """Signal it; returns exit code, stdout and all of stderr."""
-        self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, out, "".join(self.said) + err
-
-
-@pytest.fixture
-def served(tmp_path):
-    started = []
-
-    def start(*options, home=tmp_path / "home"):
-        started.append(Served(home, *(options or ("--bind", "tcp://127.0.0.1:*"))))
-        return started[-1]
-
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.process.kill()
-            each.process.communicate()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_where_it_is_and_ends_cleanly(served, registration, number):
     server = served()
@@ -312,9 +270,7 @@ def test_help_loads_nothing_heavy():
 def test_an_allocation_beside_it_waits_for_devices_and_ends_with_the_server(served):
     server = served("--bind", "tcp://127.0.0.1:*", "--allocate-task", "fashion-mnist", "--max-rounds", "1")
     assert server.process.stderr.readline() == "waiting for a device to register\n"
-    (allocator,) = [
-        child for child in psutil.Process(server.process.pid).children() if "spawn_main" in " ".join(child.cmdline())
-    ]
+    (allocator,) = [child for child in server.server.children() if "spawn_main" in " ".join(child.cmdline())]
     code, out, err = server.end()
     assert (code, out) == (0, "")
     assert "Traceback" not in err
