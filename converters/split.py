@@ -16,6 +16,7 @@ from converters.cuts import crossing_positions, require_legal
 from converters.flatten import FlatModel, Step
 from converters.graph import TensorInfo
 from converters.keras_backend import load_keras
+from converters.substitutes import exact_sum
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,13 +35,14 @@ class Half:
         """
         keras = load_keras()
         known = dict(zip(self.inputs, values, strict=True))
-        for step in self.steps:
-            arguments = {symbol: known[position] for symbol, position in step.bound}
-            args, kwargs = step.arguments.fill_in(arguments)
-            if isinstance(step.layer, keras.Layer):
-                kwargs["training"] = False
-            made = step.layer(*args, **kwargs) if call is None else call(step.layer, args, kwargs)
-            known.update(zip(step.outputs, keras.tree.flatten(made), strict=True))
+        with exact_sum():
+            for step in self.steps:
+                arguments = {symbol: known[position] for symbol, position in step.bound}
+                args, kwargs = step.arguments.fill_in(arguments)
+                if isinstance(step.layer, keras.Layer):
+                    kwargs["training"] = False
+                made = step.layer(*args, **kwargs) if call is None else call(step.layer, args, kwargs)
+                known.update(zip(step.outputs, keras.tree.flatten(made), strict=True))
         return [known[position] for position in self.outputs]
 
     def tensors(self, positions: Sequence[int]) -> tuple[TensorInfo, ...]:

@@ -46,6 +46,32 @@ def exact_one_hot() -> Iterator[None]:
         backend.nn.one_hot = before
 
 
+@contextmanager
+def exact_sum() -> Iterator[None]:
+    """Within it, Keras's sum of two tensors is just that.
+
+    Keras 3 takes a second term with one axis longer than 1 for the bias of a filter and adds it along the channels, or
+    along the first axis of a sample, whichever is as long. With a batch of 1 that may well be another axis: the sum of
+    (1, 6, 6) and (1, 6, 1) would be that of (1, 6, 6) and (6,).
+    """
+    keras = load_keras()
+    place = keras.src.backend.numpy
+    before = place.add
+
+    def add(x1: Any, x2: Any) -> Any:
+        first, second = (tuple(getattr(term, "shape", ())) for term in (x1, x2))
+        if len(second) > 1 or (second and first[-1:] != second):
+            dtype = keras.backend.result_type(getattr(x1, "dtype", type(x1)), x2.dtype)
+            return load_tensorflow().add(*(keras.ops.convert_to_tensor(term, dtype=dtype) for term in (x1, x2)))
+        return before(x1, x2)
+
+    place.add = add
+    try:
+        yield
+    finally:
+        place.add = before
+
+
 def _extreme_place(layer: Any, x: Any) -> Any:
     """Keras tells -0.0 from 0.0 on the way, bit by bit; which of equal values is named does not matter here."""
     tensorflow = load_tensorflow()

@@ -142,3 +142,43 @@ def test_a_half_is_in_inference_mode(flat_model):
     halves = split(flat, flat.graph.n)
     inputs = small_inputs(flat, "chain")
     assert np.array_equal(halves.head(inputs)[0], halves.head(inputs)[0])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((6, 6), (6, 1)),
+        ((6, 1), (1, 6)),
+        ((6, 1), (6,)),
+        ((5, 6, 6), (1, 6, 1)),
+        ((5, 6, 6), (5, 1, 1)),
+    ],
+)
+def test_a_sum_of_one_sample_is_that_of_many(tmp_path, first, second):
+    """Keras takes the second term for a bias of the channels where a batch of 1 makes it look like one."""
+    import keras
+
+    from converters.calibration import Calibration
+    from converters.flatten import flatten
+    from converters.head import write_head
+    from converters.split import split
+    from edge_sdk.runtime import Interpreter
+
+    size, other = int(np.prod(first)), int(np.prod(second))
+    ends = keras.Input((size,), name="a"), keras.Input((other,), name="b")
+    # A vector is constant: all others have the batch axis.
+    term = np.arange(other, dtype=np.float32) if len(second) == 1 else keras.ops.reshape(ends[1], (-1, *second))
+    total = keras.ops.reshape(ends[0], (-1, *first)) + term
+    used = ends if len(second) > 1 else ends[:1]
+    flat = flatten(keras.Model(list(used), total))
+    rng = np.random.default_rng(0)
+    samples = {end.name: rng.normal(size=(4, end.shape[1])).astype(np.float32) for end in used}
+    terms = [samples["a"].reshape(4, *first), samples["b"].reshape(4, *second) if "b" in samples else term]
+    expected = terms[0] + terms[1]
+    head = split(flat, flat.graph.n).head
+    assert np.array_equal(np.asarray(head(list(samples.values()))[0]), expected)
+    assert np.array_equal(np.asarray(head([array[:1] for array in samples.values()])[0]), expected[:1])
+    path = tmp_path / "head.tflite"
+    write_head(head, ["output_0"], Calibration.of(flat.graph, samples), path, "float32")
+    taken = {f"input_{number}": array[:1] for number, array in enumerate(samples.values())}
+    assert np.allclose(Interpreter(path).run(taken)["output_0"], expected[:1])
