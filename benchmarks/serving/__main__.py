@@ -13,8 +13,9 @@ import benchmarks.serving
 from benchmarks.peers.make_venvs import PEERS, default_folder, python_of
 from benchmarks.serving import report, tails
 from benchmarks.serving.comparison import BARE, CEILING, ECHO, Comparison, Plan
+from benchmarks.serving.idle import idle_document, measure_idle, show_idle
 from benchmarks.serving.layouts import LAYOUTS, layout
-from benchmarks.serving.systems import SYSTEMS
+from benchmarks.serving.systems import SYSTEMS, Setting
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _CHOICES = (CEILING, *SYSTEMS)
@@ -23,34 +24,59 @@ _CHOICES = (CEILING, *SYSTEMS)
 def main() -> None:
     """Print the tables; write the figures where asked."""
     options = _options()
-    document: dict[str, Any] = {
-        "machine": report.machine(),
-        "settings": {name: getattr(options, name) for name in ("seconds", "rounds", "max_batch", "batch_delay_ms")},
-        "comparisons": [],
-    }
-    cache = default_folder()
-    systems = _systems(options, cache)
+    settings = {name: getattr(options, name) for name in ("seconds", "rounds", "max_batch", "batch_delay_ms")}
+    document: dict[str, Any] = {"machine": report.machine(), "settings": settings}
     with tempfile.TemporaryDirectory() as work:
-        plan = Plan(
-            systems=systems,
-            clients=options.clients,
-            seconds=options.seconds,
-            rounds=options.rounds,
-            max_batch=options.max_batch,
-            delay_ms=options.batch_delay_ms,
-            open_loop=FRACTIONS if options.open_loop else (),
-            cache=cache,
-            work=Path(work),
-        )
-        for name in options.tails:
-            tail = tails.make(name, cache)
-            for place in options.layouts:
-                results = Comparison(tail, layout(place), plan).run()
-                report.show(f"tail {name}, layout {place}", results)
-                document["comparisons"].append({"tail": name, "layout": place, **report.as_document(results)})
-                # A run that is interrupted leaves what it found.
-                if options.json is not None:
-                    options.json.write_text(json.dumps(document, indent=2) + "\n")
+        if options.idle is None:
+            _compare(options, Path(work), document)
+        else:
+            _idle(options, Path(work), document)
+    _write(options.json, document)
+
+
+def _compare(options: argparse.Namespace, work: Path, document: dict[str, Any]) -> None:
+    cache = default_folder()
+    plan = Plan(
+        systems=_systems(options, cache),
+        clients=options.clients,
+        seconds=options.seconds,
+        rounds=options.rounds,
+        max_batch=options.max_batch,
+        delay_ms=options.batch_delay_ms,
+        open_loop=FRACTIONS if options.open_loop else (),
+        cache=cache,
+        work=work,
+    )
+    document["comparisons"] = []
+    for name in options.tails:
+        tail = tails.make(name, cache)
+        for place in options.layouts:
+            results = Comparison(tail, layout(place), plan).run()
+            report.show(f"tail {name}, layout {place}", results)
+            document["comparisons"].append({"tail": name, "layout": place, **report.as_document(results)})
+            # A run that is interrupted leaves what it found.
+            _write(options.json, document)
+
+
+def _idle(options: argparse.Namespace, work: Path, document: dict[str, Any]) -> None:
+    cache = default_folder()
+    place = layout(options.layouts[0])
+    setting = Setting(
+        tail=tails.make(options.tails[0], cache),
+        cores=place.server,
+        max_batch=options.max_batch,
+        delay_ms=options.batch_delay_ms,
+        cache=cache,
+        work=work,
+    )
+    rounds = measure_idle(setting, place, options.idle, options.seconds, options.rounds)
+    show_idle(options.idle, rounds)
+    document["idle"] = idle_document(options.idle, rounds)
+
+
+def _write(path: Path | None, document: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def _options() -> argparse.Namespace:
@@ -72,6 +98,9 @@ def _options() -> argparse.Namespace:
         "--echo", action="store_true", help="also what a lone request takes beyond echo and computation"
     )
     parser.add_argument("--curve", action="store_true", help="also splitfleet with CURVE")
+    parser.add_argument(
+        "--idle", type=int, metavar="N", help="instead of all that: N idle devices beside an active one"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 

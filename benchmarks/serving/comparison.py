@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.serving.ceiling import Ceiling, ceiling
-from benchmarks.serving.figures import Cost, Figures, figures
+from benchmarks.serving.figures import Figures, figures
 from benchmarks.serving.layouts import Layout
-from benchmarks.serving.load import Load, clients
-from benchmarks.serving.processes import machine_cpu_s
+from benchmarks.serving.load import Load
+from benchmarks.serving.measuring import measure
 from benchmarks.serving.systems import SYSTEMS, Running, Setting
 from benchmarks.serving.tails import Tail
 
@@ -131,21 +130,8 @@ class Comparison:
         )
 
     def _measure(self, name: str, load: Load) -> Figures:
-        processes = self._servers[name].processes
-        with self._turn_of(name), clients(load) as process:
-            processes.require_alive()
-            processes.require_bound()
-            began, server_s, machine_s = time.perf_counter(), processes.cpu_s(), machine_cpu_s()
-            process.begin()
-            outcome = process.outcome()
-            cost = Cost(
-                seconds=time.perf_counter() - began,
-                server_s=processes.cpu_s() - server_s,
-                machine_s=machine_cpu_s() - machine_s,
-                memory=processes.memory(),
-            )
-            outcome.errors += process.last_check()
-        return figures(outcome, cost)
+        with self._turn_of(name):
+            return measure(self._servers[name].processes, load)
 
     @contextmanager
     def _turn_of(self, name: str) -> Iterator[None]:
