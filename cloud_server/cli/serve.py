@@ -77,6 +77,7 @@ def serve(
         serving=serving,
         allocation=None if allocate_task is None else settings(task=allocate_task),
     )
+    _allow_descriptors()
     # What is taken here stays over the deaths of the server's process.
     with at.claim("server"), serving.log_to_stderr() as say:
         code = Supervisor(partial(_serve, wanted, say), memory_cap_bytes=serving.memory_cap_bytes).run()
@@ -94,6 +95,14 @@ class _Wanted:
     ready_file: Path | None
     serving: ServingOptions
     allocation: AllocationSettings | None
+
+
+def _allow_descriptors() -> None:
+    """As many open files as this user may have: each peer takes one, and a shell allows 1024 where it says nothing."""
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _serve(wanted: _Wanted, say: Say, post: Post) -> None:

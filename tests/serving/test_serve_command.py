@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from urllib.request import urlopen
 
 import numpy as np
@@ -65,6 +68,22 @@ def test_a_tail_is_served_and_blobs_survive_a_restart(served, make_bundle, saved
         assert channel.call(Heartbeat(device_id="cam-1", progress=0), timeout_s=PATIENCE_S).body == {"known": False}
         assert RepositoryClient(channel).put_bundle(bundle) == 0
     assert again.end()[0] == 0
+
+
+def test_more_peers_than_files_that_a_shell_allows(served):
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+    try:
+        server = served()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    _, _, port = server.ready["endpoint"].rpartition(":")
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", int(port)), PATIENCE_S))
+        # Sooner than strangers are turned away, which is after 30 s.
+        with Channel(server.ready["endpoint"], connect_timeout_s=PATIENCE_S / 4) as channel:
+            assert channel.call(ListDevices(), timeout_s=PATIENCE_S).body["devices"] == []
 
 
 def test_figures_and_state_over_http_and_a_log_in_json(served, registration):
