@@ -38,12 +38,14 @@ from edge_sdk.protocol import NOTICE_ID
 from edge_sdk.wire import Frame, Message, MessageType, Tensor, decode, encode, error_message, request_id_of
 
 MAX_PENDING = 1024
+# What waits for a connection, or for its answer, is held in memory, and copied once more where ZeroMQ queues it.
+MAX_PENDING_BYTES = 64 * 1024 * 1024
 JOIN_S = 5.0
 # How long the answer to a call waits for a connection that is lost.
 KEEP_ANSWER_S = 60.0
 # A request that waited for a connection travels with the budget that is left, not with the one it began with.
 RESTAMP_AFTER_S = 0.01
-# After a server refused our key, which may be allowed meanwhile.
+# After ZeroMQ has given up: a key that was refused may be allowed meanwhile, a damaged connection be whole.
 REOPEN_AFTER_S = 2.0
 
 logger = logging.getLogger(__name__)
@@ -87,7 +89,7 @@ class Channel:
         """
         check_endpoint(endpoint)
         self.endpoint = endpoint
-        self._ledger = Ledger(MAX_PENDING)
+        self._ledger = Ledger(MAX_PENDING, MAX_PENDING_BYTES)
         self._outbox: deque[Exchange | _Answer] = deque()
         self._stopping = False
         self._refused = False
@@ -125,6 +127,11 @@ class Channel:
     @property
     def connected(self) -> bool:
         return self._link.reason is None
+
+    @property
+    def under_way(self) -> int:
+        """How many requests have no end yet."""
+        return len(self._ledger)
 
     @property
     def ended(self) -> bool:
@@ -216,7 +223,9 @@ class Channel:
             # Before anything is sent: what is past its deadline must not go out.
             deadline = self._ledger.expire(now, self._link.reason)
             if self._reopen_at is not None:
-                if now >= self._reopen_at:
+                if not self._link.idle:
+                    self._reopen_at = None
+                elif now >= self._reopen_at:
                     self._reopen_at = None
                     self._link.reopen()
                     poller = self._poller()
@@ -310,10 +319,11 @@ class Channel:
                 self._ledger.lose_connection(self._link.connections, self._link.reason or "")
             elif self._settled.is_set():
                 logger.warning("%s", self._link.reason)
-                self._reopen_at = time.monotonic() + REOPEN_AFTER_S
             else:
                 self._refused = True
                 self._settled.set()
+        if self._link.idle and self._reopen_at is None:
+            self._reopen_at = time.monotonic() + REOPEN_AFTER_S
 
     def _take_call(self, message: Message) -> None:
         try:

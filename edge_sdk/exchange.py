@@ -21,6 +21,7 @@ from edge_sdk.errors import (
     SplitfleetError,
     from_wire,
 )
+from edge_sdk.sizes import format_size
 from edge_sdk.wire import Frame, Message, MessageType, encode
 
 _ANSWERS = {MessageType.INFER: MessageType.RESULT, MessageType.CALL: MessageType.REPLY}
@@ -33,7 +34,16 @@ class Exchange:
     ``received_bytes`` holds once the future is done.
     """
 
-    __slots__ = ("_message", "connection", "deadline", "frames", "future", "received_bytes", "timeout_s")
+    __slots__ = (
+        "_message",
+        "connection",
+        "deadline",
+        "frames",
+        "future",
+        "received_bytes",
+        "tensor_bytes",
+        "timeout_s",
+    )
 
     def __init__(self, message: Message, timeout_s: float) -> None:
         """Encode ``message``. Raises :class:`ProtocolError` for what the wire cannot say."""
@@ -41,6 +51,7 @@ class Exchange:
         self.timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
         self.frames: list[Frame] = encode(self._message)
+        self.tensor_bytes = sum(tensor.data.nbytes for tensor in message.tensors)
         self.future: Future[Message] = Future()
         # A running future cannot be cancelled: the ledger alone ends it.
         self.future.set_running_or_notify_cancel()
@@ -73,10 +84,14 @@ class Exchange:
 
 
 class Ledger:
-    """All exchanges that have not ended, at most ``limit``. Thread-safe."""
+    """All exchanges that have not ended: at most ``limit``, with tensors of at most ``limit_bytes`` together, unless it
+    is one alone. Thread-safe.
+    """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, limit_bytes: int) -> None:
         self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._pending_bytes = 0
         self._ids = itertools.count(1)
         self._pending: dict[int, Exchange] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -97,13 +112,22 @@ class Ledger:
                 raise PeerUnreachableError(self._closed)
             if self._refusal is not None:
                 raise type(self._refusal)(self._refusal.message)
+            full = None
             if len(self._pending) >= self._limit:
+                full = f"{self._limit} requests"
+            elif self._pending and self._pending_bytes + exchange.tensor_bytes > self._limit_bytes:
+                full = f"requests of {format_size(self._pending_bytes)}"
+            if full is not None:
                 raise OverloadedError(
-                    f"{self._limit} requests are under way on this channel already: wait for answers before asking on",
+                    f"{full} are under way on this channel already: wait for answers before asking on",
                     retry_after_s=0.1,
                 )
             self._pending[exchange.request_id] = exchange
+            self._pending_bytes += exchange.tensor_bytes
             heapq.heappush(self._deadlines, (exchange.deadline, exchange.request_id))
+
+    def __len__(self) -> int:
+        return len(self._pending)
 
     def __contains__(self, exchange: Exchange) -> bool:
         return exchange.request_id in self._pending
@@ -183,4 +207,7 @@ class Ledger:
     def _take(self, request_id: int) -> Exchange | None:
         # Whoever takes an exchange out ends it: nobody else can.
         with self._lock:
-            return self._pending.pop(request_id, None)
+            exchange = self._pending.pop(request_id, None)
+            if exchange is not None:
+                self._pending_bytes -= exchange.tensor_bytes
+            return exchange

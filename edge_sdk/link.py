@@ -1,7 +1,8 @@
 """The socket of a channel and what its monitor tells: whether it is connected, and if not, why.
 
-ZeroMQ reconnects by itself, with one exception: where a server refuses our key or speaks another mechanism, the socket
-never tries again and has to be made anew. Which requests that concerns is the channel's business.
+ZeroMQ reconnects by itself, except after what it takes for a breach of its protocol: a server that refuses our key or
+speaks another mechanism, or bytes that came over damaged, at any time. Then the socket never tries again and has to be
+made anew. Which requests that concerns is the channel's business.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _EVENTS = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_CLOSED
     | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -30,7 +32,7 @@ _HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
 
 
 class Change(Enum):
-    """What has happened to a link. ``REFUSED``: ZeroMQ has given up, see :meth:`Link.reopen`."""
+    """What has happened to a link. ``REFUSED``: the handshake cannot succeed, as things are."""
 
     UP = "up"
     DOWN = "down"
@@ -43,6 +45,8 @@ class Link:
     def __init__(self, context: Context, endpoint: str, *, handshake_s: float, keys: CurveKeys | None) -> None:
         """Begin to connect. Raises :class:`ConfigError` for an endpoint that cannot be connected to."""
         self.connections = 0
+        # Whether nothing tries to connect: for good, unless a new try is told of in a moment.
+        self.idle = False
         self._context = context
         self._endpoint = endpoint
         self._handshake_s = handshake_s
@@ -81,6 +85,7 @@ class Link:
     def reopen(self) -> None:
         """Make the socket anew."""
         self.close()
+        self.idle = False
         self.socket, self.monitor = self._open()
 
     def close(self) -> None:
@@ -106,11 +111,21 @@ class Link:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connections += 1
             self._error = None
+            self.idle = False
             return Change.UP
+        if event == zmq.EVENT_CONNECT_RETRIED:
+            self.idle = False
+            return None
         if event == zmq.EVENT_DISCONNECTED:
+            self.idle = True
             if self._error is not None:
                 return None
             self._set(PeerUnreachableError, f"the connection to {at} was lost")
+            return Change.DOWN
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and self._error is None:
+            # It is long past its handshake, which CURVE does not heed.
+            self.idle = True
+            self._set(PeerUnreachableError, f"the connection to {at} was lost: what came over it was damaged")
             return Change.DOWN
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._set(
@@ -118,9 +133,11 @@ class Link:
                 f"the server at {at} does not allow our key{self._own_key()}: "
                 "'splitfleet keys device allow' there allows it",
             )
+            self.idle = True
             return Change.REFUSED
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._set(*self._broken(value))
+            self.idle = True
             return Change.REFUSED
         if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self._keys is not None and value in _HUNG_UP:
             self._set(

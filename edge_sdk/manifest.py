@@ -227,6 +227,13 @@ def parse(data: bytes) -> Manifest:
     Unknown, missing and mistyped fields are errors: what is signed by its digest is read as a whole or not at all.
     """
     try:
+        return _parse(data)
+    except RecursionError:
+        raise BundleError("manifest: it is nested deeper than any manifest is") from None
+
+
+def _parse(data: bytes) -> Manifest:
+    try:
         document = json.loads(data)
     except ValueError as error:
         raise BundleError(f"manifest: not JSON: {error}") from None

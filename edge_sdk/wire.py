@@ -16,7 +16,8 @@ and the number of tensor frames. The header is a map with these keys, all but ``
 ``tensors``  one ``[name, dtype, shape, scale, zero point, codec]`` per tensor frame
 ===========  ============================================================================================
 
-A header key that is not known is ignored. A tensor frame is raw, C-contiguous and little-endian.
+A header key that is not known is ignored. Maps and lists of a body are nested 32 deep at most. A tensor frame is raw,
+C-contiguous and little-endian.
 Nothing here, nor anything it calls, can unpickle.
 """
 
@@ -38,6 +39,8 @@ MAGIC = b"SPLF"
 MAJOR = 1
 PREAMBLE_BYTES = 8
 MAX_HEADER_BYTES = 16 * 1024
+# Of maps and lists within a body. What is nested deeper would end whoever looks at all of it in a recursion error.
+MAX_BODY_DEPTH = 32
 MAX_TENSORS = 64
 MAX_RANK = 8
 MAX_TENSOR_BYTES = 256 * 1024 * 1024
@@ -108,6 +111,7 @@ def encode(message: Message) -> list[Frame]:
     if message.budget_s is not None:
         header["budget"] = message.budget_s * 1000.0
     if message.body:
+        _check_depth(message.body)
         header["body"] = message.body
     frames: list[Frame] = [b"", b""]
     if message.tensors:
@@ -139,8 +143,9 @@ def error_message(request_id: int, error: BaseException) -> Message:
     try:
         details = msgpack.packb(body["details"], use_bin_type=True)
         msgpack.unpackb(details, raw=False, strict_map_key=True)
+        _check_depth(body)
         sayable = len(details) <= MAX_ERROR_DETAILS_BYTES
-    except (TypeError, ValueError, OverflowError, RecursionError):
+    except (TypeError, ValueError, OverflowError, RecursionError, ProtocolError):
         sayable = False
     if not sayable:
         body["details"] = {}
@@ -184,13 +189,15 @@ def decode(frames: Sequence[Frame]) -> Message:
     budget_ms = _typed(header, "budget", (int, float))
     if budget_ms is not None and not math.isfinite(budget_ms):
         raise ProtocolError(f"header key 'budget' must be a finite number of ms, got {budget_ms}")
+    body = _typed(header, "body", dict) or {}
+    _check_depth(body)
     return Message(
         type=kind,
         request_id=request_id,
         method=_typed(header, "method", str),
         bundle=_digest(header),
         budget_s=None if budget_ms is None else budget_ms / 1000.0,
-        body=_typed(header, "body", dict) or {},
+        body=body,
         tensors=tensors,
     )
 
@@ -250,6 +257,21 @@ def _typed(header: Mapping[str, Any], key: str, kind: Any, *, required: bool = F
     return value
 
 
+def _check_depth(body: Mapping[str, Any]) -> None:
+    level: list[Any] = [body]
+    for _ in range(MAX_BODY_DEPTH):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, (dict, list, tuple))
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    if any(isinstance(each, (dict, list, tuple)) for each in level):
+        raise ProtocolError(f"maps and lists of the body are nested deeper than {MAX_BODY_DEPTH}")
+
+
 def _digest(header: Mapping[str, Any]) -> str | None:
     digest: str | None = _typed(header, "bundle", str)
     if digest is not None and not is_digest(digest):
@@ -269,10 +291,10 @@ def _tensor(spec: Any, frame: Frame) -> Tensor:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
         raise ProtocolError(f"a tensor name must be text of 1 to {MAX_NAME_CHARS} characters")
     if codec != RAW_CODEC:
-        raise ProtocolError(f"tensor {name!r}: codec {str(codec)[:40]!r} is not known, {RAW_CODEC!r} is")
+        raise ProtocolError(f"tensor {name!r}: codec {_shown(codec)} is not known, {RAW_CODEC!r} is")
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
-        raise ProtocolError(f"tensor {name!r}: dtype {str(dtype_name)[:40]!r} is not one of {', '.join(DTYPES)}")
+        raise ProtocolError(f"tensor {name!r}: dtype {_shown(dtype_name)} is not one of {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(_is_dimension(axis) for axis in shape):
         raise ProtocolError(f"tensor {name!r}: the shape must be at most {MAX_RANK} non-negative integers")
     if scale is not None and not (isinstance(scale, float) and math.isfinite(scale) and scale > 0):
@@ -287,6 +309,11 @@ def _tensor(spec: Any, frame: Frame) -> Tensor:
     data = np.frombuffer(frame, dtype=dtype).reshape(shape)
     data.flags.writeable = False
     return Tensor(name=name, data=data, scale=scale, zero_point=zero_point)
+
+
+def _shown(value: Any) -> str:
+    """For an error's text; only text is shown, since what is nested may have no representation."""
+    return repr(value[:40]) if isinstance(value, str) else f"of type {type(value).__name__}"
 
 
 def _is_dimension(axis: Any) -> bool:

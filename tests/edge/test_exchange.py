@@ -32,7 +32,7 @@ def answer(exchange, kind=MessageType.REPLY, **fields):
 
 
 def test_an_answer_ends_a_request_once():
-    ledger = Ledger(10)
+    ledger = Ledger(10, 1000)
     exchange = ask(ledger)
     assert exchange in ledger
     assert ledger.answer(answer(exchange, body={"x": 1}), 77)
@@ -44,12 +44,12 @@ def test_an_answer_ends_a_request_once():
 
 
 def test_ids_are_never_used_twice():
-    ledger = Ledger(10)
+    ledger = Ledger(10, 1000)
     assert len({ledger.new_id() for _ in range(1000)}) == 1000
 
 
 def test_an_error_becomes_its_class():
-    ledger = Ledger(10)
+    ledger = Ledger(10, 1000)
     exchange = ask(ledger, kind=MessageType.INFER)
     ledger.answer(answer(exchange, MessageType.ERROR, body=to_wire(TailFailedError("oh"))), 1)
     assert isinstance(exchange.future.exception(0), TailFailedError)
@@ -59,14 +59,14 @@ def test_an_error_becomes_its_class():
     ("asked", "wrong"), [(MessageType.CALL, MessageType.RESULT), (MessageType.INFER, MessageType.REPLY)]
 )
 def test_an_answer_of_the_wrong_type_is_an_error(asked, wrong):
-    ledger = Ledger(10)
+    ledger = Ledger(10, 1000)
     exchange = ask(ledger, kind=asked)
     ledger.answer(answer(exchange, wrong), 1)
     assert isinstance(exchange.future.exception(0), ProtocolError)
 
 
 def test_deadlines_end_requests_in_their_order():
-    ledger = Ledger(10)
+    ledger = Ledger(10, 1000)
     late, early = ask(ledger, 100.0), ask(ledger, 10.0)
     late.connection = early.connection = 1
     now = time.monotonic()
@@ -80,7 +80,7 @@ def test_deadlines_end_requests_in_their_order():
 
 
 def test_what_never_left_ends_with_the_reason():
-    ledger = Ledger(10)
+    ledger = Ledger(10, 1000)
     unsent, sent = ask(ledger), ask(ledger)
     sent.connection = 1
     ledger.expire(FAR, "the cable is cut")
@@ -90,7 +90,7 @@ def test_what_never_left_ends_with_the_reason():
 
 
 def test_a_lost_connection_ends_what_was_sent_over_it():
-    ledger = Ledger(10)
+    ledger = Ledger(10, 1000)
     unsent, first, second = ask(ledger), ask(ledger), ask(ledger)
     first.connection, second.connection = 1, 2
     ledger.lose_connection(1, "lost")
@@ -100,7 +100,7 @@ def test_a_lost_connection_ends_what_was_sent_over_it():
 
 
 def test_it_is_bounded():
-    ledger = Ledger(2)
+    ledger = Ledger(2, 1000)
     first, _ = ask(ledger), ask(ledger)
     with pytest.raises(OverloadedError) as caught:
         ask(ledger)
@@ -109,8 +109,31 @@ def test_it_is_bounded():
     ask(ledger)
 
 
+def test_the_bytes_under_way_are_bounded_but_one_request_may_have_any():
+    ledger = Ledger(10, 1000)
+
+    def offer(size_bytes):
+        tensors = (Tensor(name="t", data=np.zeros(size_bytes, np.uint8)),)
+        exchange = Exchange(Message(type=MessageType.CALL, request_id=ledger.new_id(), tensors=tensors), 60.0)
+        ledger.open(exchange)
+        return exchange
+
+    large = offer(5000)
+    with pytest.raises(OverloadedError, match=r"5 kB are under way"):
+        offer(1)
+    ledger.answer(answer(large), 1)
+    first, second = offer(600), offer(400)
+    with pytest.raises(OverloadedError, match=r"1 kB are under way"):
+        offer(1)
+    ask(ledger)
+    ledger.fail(first.request_id, TailFailedError("oh"))
+    offer(600)
+    assert len(ledger) == 3
+    assert second in ledger
+
+
 def test_closing_ends_all_and_lets_none_in():
-    ledger = Ledger(10)
+    ledger = Ledger(10, 1000)
     exchanges = [ask(ledger) for _ in range(5)]
     ledger.close("over")
     assert all(isinstance(each.future.exception(0), PeerUnreachableError) for each in exchanges)
@@ -121,7 +144,7 @@ def test_closing_ends_all_and_lets_none_in():
 
 
 def test_answered_requests_leave_nothing_behind():
-    ledger = Ledger(10)
+    ledger = Ledger(10, 1000)
     slow = ask(ledger, 1.0)
     for _ in range(1000):
         ledger.answer(answer(ask(ledger, 1000.0)), 1)
@@ -131,7 +154,7 @@ def test_answered_requests_leave_nothing_behind():
 
 
 def test_a_future_cannot_be_cancelled():
-    exchange = ask(Ledger(1))
+    exchange = ask(Ledger(1, 1000))
     assert not exchange.future.cancel()
 
 
@@ -176,7 +199,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_every_request_ends_exactly_once(steps):
     """Whatever comes in whatever order, no future is ended twice (that would raise) and none is forgotten."""
-    ledger = Ledger(15)
+    ledger = Ledger(15, 1000)
     asked = []
     ends = []
     for what, value in steps:

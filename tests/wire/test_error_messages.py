@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def test_a_text_of_any_length_and_kind(text: str) -> None:
         {"x": {1: 2}},
         {"x": 2**70},
         {"x": "\udcff"},
+        {"x": reduce(lambda inner, _: [inner], range(100), 1)},
     ],
-    ids=["long", "many", "object", "keys that are no text", "too large a number", "lone surrogate"],
+    ids=["long", "many", "object", "keys that are no text", "too large a number", "lone surrogate", "nested"],
 )
 def test_details_that_do_not_fit_are_left_out(details: dict[str, Any]) -> None:
     got = decode(encode(error_message(1, InvalidInputError("\N{GRINNING FACE}" * 5000, **details))))

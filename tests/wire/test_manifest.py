@@ -126,6 +126,7 @@ def changed(path: str, value: Any) -> bytes:
     [
         (b"", "not JSON"),
         (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "nested deeper"),
         (b"[]", "schema_version None"),
         (changed("schema_version", 99), "schema_version 99"),
         (changed("task", ...), "missing or unknown fields: 'task'"),

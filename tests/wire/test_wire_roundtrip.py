@@ -205,6 +205,47 @@ def test_nesting_bombs_are_refused() -> None:
         wire.decode([b"SPLF\x01\x01\x00\x00", bomb])
 
 
+def nested(depth: int, *, maps: bool) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"k": value} if maps else [value]
+    return value
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_a_body_may_be_nested_but_not_without_a_bound(maps: bool) -> None:
+    # The body itself is the first level.
+    fits = Message(type=MessageType.CALL, request_id=1, body={"x": nested(wire.MAX_BODY_DEPTH - 1, maps=maps)})
+    assert wire.decode(frames_of(fits)) == fits
+    too_deep = {"x": nested(wire.MAX_BODY_DEPTH, maps=maps)}
+    with pytest.raises(ProtocolError, match="nested deeper than 32"):
+        wire.encode(Message(type=MessageType.CALL, request_id=1, body=too_deep))
+    with pytest.raises(ProtocolError, match="nested deeper than 32"):
+        wire.decode(damaged(body=too_deep))
+
+
+@pytest.mark.parametrize("maps", [True, False])
+@pytest.mark.parametrize("depth", [33, 500, 900, 1000, 1020, 5000])
+@pytest.mark.parametrize("place", ["id", "method", "bundle", "budget", "body", "tensors", "x", 0, 1, 2, 3, 4, 5])
+def test_whatever_is_nested_however_deep_is_a_message_or_a_protocol_error(
+    place: str | int, depth: int, maps: bool
+) -> None:
+    # Packed by hand: msgpack itself packs to a depth of 511 and unpacks to one of 1024.
+    bomb = (b"\x81\xa1k" if maps else b"\x91") * depth + b"\xc0"
+    header = {"id": b"\x01"} | ({place: bomb} if isinstance(place, str) else {})
+    spec = [msgpack.packb(value) for value in ("a", "int8", [1], None, None, "raw")]
+    if isinstance(place, int):
+        spec[place] = bomb
+        header["tensors"] = b"\x91\x96" + b"".join(spec)
+    packed = bytes((0x80 + len(header),)) + b"".join(msgpack.packb(key) + value for key, value in header.items())
+    frames = [b"SPLF\x01\x04\x00" + bytes((isinstance(place, int),)), packed, *([b"x"] * isinstance(place, int))]
+    if place == "x" and depth < 1023:
+        assert wire.decode(frames).request_id == 1
+    else:
+        with pytest.raises(ProtocolError):
+            wire.decode(frames)
+
+
 def test_two_tensors_of_one_name_are_refused() -> None:
     twice = Message(type=MessageType.INFER, request_id=1, tensors=(Tensor(name="x", data=np.zeros(1)),) * 2)
     with pytest.raises(ProtocolError, match="same name"):
