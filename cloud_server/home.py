@@ -85,5 +85,10 @@ class Home:
 
     @property
     def tails(self) -> Path:
-        """SavedModels laid out for the tail engines."""
+        """Bundles laid out for the tail engines."""
         return self.path / "tails"
+
+    @property
+    def engines(self) -> Path:
+        """Which engine won the race for which bundle."""
+        return self.path / "engines.json"

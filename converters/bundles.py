@@ -22,7 +22,6 @@ from edge_sdk.bundle import Bundle, file_sha256
 from edge_sdk.manifest import (
     HEAD_FILE,
     MANIFEST_FILE,
-    TAIL_DIR,
     CrossingSpec,
     Cut,
     FileEntry,
@@ -50,12 +49,14 @@ def build_bundle(
     precision: Precision = "int8",
     max_error: float | None = None,
     int8_failed: str = "",
+    tail_tflite_failed: str = "",
 ) -> Bundle:
     """Build the bundle of ``flat`` cut after operation ``k`` in the empty ``folder``.
 
     ``k == 0`` makes a cloud-only one, ``k == n`` an edge-only one. ``precision`` and ``max_error`` are those of
-    :mod:`converters.precision`; ``int8_failed`` is why int8 need not be tried. Raises :class:`IllegalCutError`,
-    :class:`ConversionError`, :class:`ConfigError`.
+    :mod:`converters.precision`; ``int8_failed`` is why int8 need not be tried, ``tail_tflite_failed`` why the tail need
+    not be a TensorFlow Lite model, too. Raises :class:`IllegalCutError`, :class:`ConversionError`,
+    :class:`ConfigError`.
     """
     graph = flat.graph
     halves = split(flat, k)
@@ -63,8 +64,10 @@ def build_bundle(
     head = chosen.head
     inputs = _inputs(flat, head, calibration)
     crossing = _crossing(halves, flat, inputs, chosen)
+    tail_tflite_reason = ""
     if halves.tail is not None:
-        write_tail(halves.tail, crossing, _output_keys(halves.tail_outputs), folder / TAIL_DIR)
+        keys = _output_keys(halves.tail_outputs)
+        tail_tflite_reason = write_tail(halves.tail, crossing, keys, folder, tail_tflite_failed)
     manifest = Manifest(
         task=task,
         model=model,
@@ -80,6 +83,7 @@ def build_bundle(
         predicted_peak_bytes=predicted_peaks(flat, k) if k and chosen.precision == "int8" else {},
         versions=versions(),
         precision_reason=chosen.reason,
+        tail_tflite_reason=tail_tflite_reason,
     )
     (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
     return Bundle.open(folder)

@@ -17,11 +17,19 @@ def outline(cache: Cache, recipe: Recipe) -> Known:
 
 
 def build(
-    cache: Cache, recipe: Recipe, k: int, precision: Precision, max_error: float | None, int8_failed: str = ""
+    cache: Cache,
+    recipe: Recipe,
+    k: int,
+    precision: Precision,
+    max_error: float | None,
+    *,
+    int8_failed: str = "",
+    tail_tflite_failed: str = "",
 ) -> Path:
     """The folder of the bundle of a recipe's model cut after operation ``k``. Raises :class:`SplitfleetError`.
 
-    ``int8_failed`` says how int8 ended another process: ``auto`` then begins after it.
+    ``int8_failed`` says how int8 ended another process: ``auto`` then begins after it. ``tail_tflite_failed`` says so
+    of ``tail.tflite``, which the bundle then lacks.
     """
     from converters.bundles import build_bundle
 
@@ -39,6 +47,7 @@ def build(
             precision=precision,
             max_error=max_error,
             int8_failed=int8_failed,
+            tail_tflite_failed=tail_tflite_failed,
         ),
     )
 

@@ -2,23 +2,31 @@
 
 Its one signature ``serving_default`` takes ``feature_0…`` of shape (batch, *shape), turns int8 into real numbers inside
 the graph, and returns float32. The weights are constants of the graph: it loads without restoring variables, and
-TensorFlow folds what it can.
+TensorFlow folds what it can. Beside it lies the same as a TensorFlow Lite model, where that is possible
+(:mod:`converters.tail_tflite`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from converters.keras_backend import freeze, load_tensorflow
 from converters.split import Half
-from edge_sdk.manifest import CrossingSpec
+from converters.tail_tflite import write_tail_tflite
+from edge_sdk.manifest import TAIL_DIR, TAIL_TFLITE_FILE, CrossingSpec
 from edge_sdk.runtime import SIGNATURE
 
 
-def write_tail(half: Half, crossing: Sequence[CrossingSpec], keys: Sequence[str], folder: Path) -> None:
-    """Write ``half`` as a SavedModel into ``folder``. ``crossing`` describes its inputs, ``keys`` name its outputs."""
+def write_tail(
+    half: Half, crossing: Sequence[CrossingSpec], keys: Sequence[str], folder: Path, tflite_failed: str = ""
+) -> str:
+    """Write ``half`` as ``tail/`` and, where that is possible, ``tail.tflite`` into the bundle's ``folder``.
+
+    ``crossing`` describes its inputs, ``keys`` name its outputs; ``tflite_failed`` is why ``tail.tflite`` need not be
+    tried. Returns why there is none, empty where there is.
+    """
     tensorflow = load_tensorflow()
     signature = [tensorflow.TensorSpec((None, *spec.shape), spec.dtype, name=spec.name) for spec in crossing]
     real = half.tensors(half.inputs)
@@ -35,9 +43,15 @@ def write_tail(half: Half, crossing: Sequence[CrossingSpec], keys: Sequence[str]
     module.run = tensorflow.function(
         lambda *values: dict(zip(keys, frozen(*values), strict=True)), signature, autograph=False
     )
-    tensorflow.saved_model.save(module, str(folder), {SIGNATURE: module.run.get_concrete_function()})
+    saved_model = folder / TAIL_DIR
+    tensorflow.saved_model.save(module, str(saved_model), {SIGNATURE: module.run.get_concrete_function()})
     # Empty, and so not in the manifest: a folder laid out from the manifest's files lacks it too.
-    (folder / "assets").rmdir()
+    (saved_model / "assets").rmdir()
+
+    def computed(features: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: tensor.numpy() for key, tensor in module.run(*(features[spec.name] for spec in crossing)).items()}
+
+    return tflite_failed or write_tail_tflite(saved_model, computed, crossing, folder / TAIL_TFLITE_FILE)
 
 
 def _dequantized(feature: Any, spec: CrossingSpec) -> Any:

@@ -48,7 +48,8 @@ class Verification:
     """What was found. ``model_sha256`` is that of the model that was compared with, ``None`` without one.
 
     ``runtimes`` has the single entry ``none`` for a bundle without a head. ``tail_error`` says why the tail cannot be
-    loaded. ``model_error`` says why the bundle could not be compared with the model.
+    loaded, ``tail_tflite_error`` why its ``tail.tflite`` is not the same. ``model_error`` says why the bundle could not
+    be compared with the model.
     """
 
     samples: int
@@ -56,6 +57,7 @@ class Verification:
     model_error: str
     runtimes: dict[str, RuntimeCheck]
     tail_error: str
+    tail_tflite_error: str
 
 
 def verify(
@@ -79,12 +81,14 @@ def verify(
                 f"the bundle was made of a model with the SHA-256 {bundle.manifest.model.sha256}, "
                 f"this one has {model_sha256}"
             )
-    tail, tail_error = None, ""
+    tail, tail_error, tail_tflite_error = None, "", ""
     if bundle.manifest.has_tail:
         try:
             tail = _Tail(bundle)
         except SplitfleetError as error:
             tail_error = error.message
+    if tail is not None and bundle.manifest.has_tail_tflite:
+        tail_tflite_error = _tail_tflite_error(bundle, tail)
     checks = {}
     for name, version in (usable_runtimes() if bundle.manifest.has_head else {NO_HEAD: ""}).items():
         outputs, failure = None, ""
@@ -96,7 +100,12 @@ def verify(
         comparison = None if outputs is None or whole is None else compare(outputs, whole, classifier)
         checks[name] = RuntimeCheck(version=version, error=failure, comparison=comparison)
     return Verification(
-        samples=count, model_sha256=model_sha256, model_error=model_error, runtimes=checks, tail_error=tail_error
+        samples=count,
+        model_sha256=model_sha256,
+        model_error=model_error,
+        runtimes=checks,
+        tail_error=tail_error,
+        tail_tflite_error=tail_tflite_error,
     )
 
 
@@ -176,6 +185,16 @@ class _Tail:
         except Exception as error:  # TensorFlow raises whatever the graph provokes
             raise BundleError(f"{self._path}: the tail failed: {_first_line(error)}") from error
         return {key: np.asarray(value) for key, value in made.items()}
+
+
+def _tail_tflite_error(bundle: Bundle, tail: _Tail) -> str:
+    from converters.tail_tflite import check_tail_tflite
+
+    try:
+        reason = check_tail_tflite(bundle.tail_tflite_path, tail.run, bundle.manifest.crossing)
+    except SplitfleetError as error:
+        reason = error.message
+    return f"{bundle.tail_tflite_path}: {reason}" if reason else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -36,11 +36,12 @@ class Worker:
     One thread at a time may call :meth:`run`; any thread may call :meth:`kill`.
     """
 
-    def __init__(self, threads: int, scratch: Path | None = None) -> None:
+    def __init__(self, threads: int, scratch: Path | None = None, *, gpu: bool = False) -> None:
         """``threads``: how many threads TensorFlow may use for one operation. ``scratch``: where the folder for
-        temporary files is made, by default among the system's temporary files.
+        temporary files is made, by default among the system's temporary files. ``gpu``: whether it may use one.
         """
         self._threads = threads
+        self._gpu = gpu
         self._place = scratch
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
@@ -92,7 +93,7 @@ class Worker:
         self._connection, theirs = context.Pipe()
         parent, self._lifeline = context.Pipe(duplex=False)
         process = context.Process(
-            target=_serve, args=(theirs, parent, str(self._scratch.path), self._threads), daemon=True
+            target=_serve, args=(theirs, parent, str(self._scratch.path), self._threads, self._gpu), daemon=True
         )
         process.start()
         self._process = process
@@ -143,7 +144,7 @@ class Worker:
         self._process = self._connection = self._lifeline = self._scratch = None
 
 
-def _serve(connection: Connection, parent: Connection, scratch: str, threads: int) -> None:
+def _serve(connection: Connection, parent: Connection, scratch: str, threads: int, gpu: bool) -> None:
     """The process: jobs come, results go, until the parent closes the pipe or is gone."""
     # Ctrl-C reaches the whole group; the parent decides what becomes of this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -153,7 +154,8 @@ def _serve(connection: Connection, parent: Connection, scratch: str, threads: in
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = "1"
     # Several of these would fight over the memory of a GPU, which converting does not need.
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    if not gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     output = os.open(Path(scratch) / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)

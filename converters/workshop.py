@@ -76,13 +76,17 @@ class Workshop:
         return self._submit(recipe, wanted, lambda worker: self._build(worker, recipe, *wanted))
 
     def _build(self, worker: Worker, recipe: Recipe, k: int, precision: Precision, max_error: float | None) -> Path:
-        try:
-            return worker.run(jobs.build, self._cache, recipe, k, precision, max_error)
-        except ConversionError as error:
-            if precision != "auto" or not error.details.get("died"):
-                raise
-            # Calibrating int8 is where TensorFlow Lite crashes, and "auto" is to find what works.
-            return worker.run(jobs.build, self._cache, recipe, k, precision, max_error, int8_failed=error.message)
+        # Calibrating int8 is where TensorFlow Lite crashes, and "auto" is to find what works. Nor may it be for want of
+        # ``tail.tflite`` that there is no bundle.
+        remedies = [*(["int8_failed"] if precision == "auto" else []), "tail_tflite_failed"]
+        remedy: dict[str, str] = {}
+        while True:
+            try:
+                return worker.run(jobs.build, self._cache, recipe, k, precision, max_error, **remedy)
+            except ConversionError as error:
+                if not remedies or not error.details.get("died"):
+                    raise
+                remedy = {remedies.pop(0): error.message}
 
     def close(self, *, wait: bool = True) -> None:
         """End the processes, after they have finished what was asked for, or (not ``wait``) at once."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_sdk.errors import BundleError, IntegrityError
-from edge_sdk.manifest import HEAD_FILE, MANIFEST_FILE, TAIL_DIR, FileEntry, Manifest, parse
+from edge_sdk.manifest import HEAD_FILE, MANIFEST_FILE, TAIL_DIR, TAIL_TFLITE_FILE, FileEntry, Manifest, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,10 @@ class Bundle:
     @property
     def tail_path(self) -> Path:
         return self.path / TAIL_DIR
+
+    @property
+    def tail_tflite_path(self) -> Path:
+        return self.path / TAIL_TFLITE_FILE
 
     def verify(self, entries: Iterable[FileEntry] | None = None) -> None:
         """Check size and SHA-256 of ``entries`` (default: all files).

@@ -12,7 +12,7 @@
     ├── BundleError                         BUNDLE_INVALID       manifest or files of a bundle are wrong
     │   └── IntegrityError                  INTEGRITY            bytes do not match their SHA-256
     ├── DoesNotFitError                     DOES_NOT_FIT         the head exceeds the memory budget
-    ├── RuntimeUnavailableError             RUNTIME_UNAVAILABLE  no TFLite runtime, or it refuses the head
+    ├── RuntimeUnavailableError             RUNTIME_UNAVAILABLE  no TFLite runtime, or it refuses the file
     ├── ProtocolError                       MALFORMED            a message breaks the wire format
     │   └── UnsupportedVersionError         UNSUPPORTED_VERSION  its protocol major is not ours
     ├── UnauthorizedError                   UNAUTHORIZED         this key may not do that, or nothing (any more)
@@ -101,7 +101,7 @@ class DoesNotFitError(SplitfleetError):
 
 
 class RuntimeUnavailableError(SplitfleetError):
-    """No TFLite runtime is installed, or the installed one refuses the head."""
+    """No TFLite runtime is installed, or the installed one refuses the file."""
 
     wire_code = "RUNTIME_UNAVAILABLE"
 

@@ -25,6 +25,7 @@ SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 HEAD_FILE = "head.tflite"
 TAIL_DIR = "tail"
+TAIL_TFLITE_FILE = "tail.tflite"
 
 Side = Literal["head", "tail"]
 Precision = Literal["int8", "int8-weights", "float16", "float32"]
@@ -117,6 +118,7 @@ class Manifest:
     """A bundle's description. Build it, or read it with :func:`parse`; both check it as a whole.
 
     ``precision`` is the head's. Where a better one was tried first, ``precision_reason`` says why it is not that one.
+    ``tail_tflite_reason`` says why there is a tail, but no ``tail.tflite``.
     """
 
     task: str
@@ -132,6 +134,7 @@ class Manifest:
     predicted_peak_bytes: dict[str, int] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     precision_reason: str = ""
+    tail_tflite_reason: str = ""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -157,9 +160,18 @@ class Manifest:
         return any(output.side == "tail" for output in self.outputs)
 
     @property
+    def has_tail_tflite(self) -> bool:
+        """Whether the tail is there as a float TensorFlow Lite model, too."""
+        return any(entry.path == TAIL_TFLITE_FILE for entry in self.files)
+
+    @property
     def head_files(self) -> tuple[FileEntry, ...]:
         """What a device stores beside the manifest."""
-        return tuple(entry for entry in self.files if not entry.path.startswith(f"{TAIL_DIR}/"))
+        return tuple(
+            entry
+            for entry in self.files
+            if entry.path != TAIL_TFLITE_FILE and not entry.path.startswith(f"{TAIL_DIR}/")
+        )
 
     @property
     def feature_bytes(self) -> int:
@@ -208,6 +220,13 @@ def _check(manifest: Manifest) -> None:
         raise BundleError(f"manifest: cut k={cut.k} and the presence of {HEAD_FILE} contradict each other")
     if manifest.has_tail != any(path.startswith(f"{TAIL_DIR}/") for path in paths):
         raise BundleError(f"manifest: outputs of the tail and files under {TAIL_DIR}/ contradict each other")
+    if manifest.has_tail_tflite and not manifest.has_tail:
+        raise BundleError(f"manifest: there is a {TAIL_TFLITE_FILE}, but no output of a tail")
+    if manifest.tail_tflite_reason and (manifest.has_tail_tflite or not manifest.has_tail):
+        raise BundleError(
+            f"manifest: tail_tflite_reason is for a tail without {TAIL_TFLITE_FILE}, got "
+            f"{manifest.tail_tflite_reason[:80]!r}"
+        )
 
 
 def _check_tensor(spec: InputSpec | CrossingSpec | OutputSpec) -> None:

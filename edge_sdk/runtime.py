@@ -102,7 +102,7 @@ def _requirement(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """A tensor of the head's file; ``shape`` has the batch axis. ``scale`` is ``None`` where it is not quantized."""
+    """A tensor of the file; ``shape`` has the batch axis. ``scale`` is ``None`` where it is not quantized."""
 
     index: int
     shape: tuple[int, ...]
@@ -112,17 +112,17 @@ class TensorInfo:
 
 
 class Interpreter:
-    """One loaded head. Not thread-safe: one thread at a time."""
+    """One loaded TensorFlow Lite file, a head or a tail. Not thread-safe: one thread at a time."""
 
     def __init__(
         self,
-        head_path: Path,
+        path: Path,
         *,
         runtime: str | None = None,
         num_threads: int = 1,
         delegate: Path | str | None = None,
     ) -> None:
-        """Load ``head_path`` with ``runtime`` and allocate its tensors; ``delegate`` is a shared library (GPU, Coral).
+        """Load ``path`` with ``runtime`` and allocate its tensors; ``delegate`` is a shared library (GPU, Coral).
 
         Raises :class:`RuntimeUnavailableError` when the runtime is missing or refuses the file,
         :class:`BundleError` when the file has no usable signature.
@@ -133,14 +133,14 @@ class Interpreter:
         try:
             delegates = None if delegate is None else [module.load_delegate(str(delegate))]
             self._interpreter = module.Interpreter(
-                model_path=str(head_path), num_threads=num_threads, experimental_delegates=delegates
+                model_path=str(path), num_threads=num_threads, experimental_delegates=delegates
             )
         except (ValueError, RuntimeError, OSError) as error:
             raise RuntimeUnavailableError(
-                f"{head_path}: {self.runtime} {self.runtime_version} cannot load it: {_first_line(error)}"
+                f"{path}: {self.runtime} {self.runtime_version} cannot load it: {_first_line(error)}"
             ) from error
         if SIGNATURE not in self._interpreter.get_signature_list():
-            raise BundleError(f"{head_path}: the head has no signature {SIGNATURE!r}; build the bundle again")
+            raise BundleError(f"{path}: it has no signature {SIGNATURE!r}; build the bundle again")
         # Tensors are set by index: a signature runner looks each key up and resizes on every call.
         runner = self._interpreter.get_signature_runner(SIGNATURE)
         inputs, outputs = runner.get_input_details(), runner.get_output_details()
@@ -148,15 +148,28 @@ class Interpreter:
         del runner
         self.inputs = {key: _tensor_info(details) for key, details in inputs.items()}
         self.outputs = {key: _tensor_info(details) for key, details in outputs.items()}
+        self._path = path
+        self._allocate()
+
+    def resize(self, batch: int) -> None:
+        """Have the inputs take ``batch`` samples; for a file whose batch axis is free. :attr:`inputs` stays as it was.
+
+        Raises :class:`RuntimeUnavailableError` when the runtime refuses that.
+        """
+        for info in self.inputs.values():
+            self._interpreter.resize_tensor_input(info.index, (batch, *info.shape[1:]))
+        self._allocate()
+
+    def _allocate(self) -> None:
         try:
             self._interpreter.allocate_tensors()
         except (ValueError, RuntimeError) as error:
             raise RuntimeUnavailableError(
-                f"{head_path}: {self.runtime} {self.runtime_version} refuses the head: {_first_line(error)}"
+                f"{self._path}: {self.runtime} {self.runtime_version} refuses it: {_first_line(error)}"
             ) from error
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs by signature key for ``inputs`` by signature key, in the head's own shapes and dtypes.
+        """Outputs by signature key for ``inputs`` by signature key, in the file's own shapes and dtypes.
 
         Each output is an array of its own: nothing that is returned changes with the next run.
         """
@@ -167,7 +180,7 @@ class Interpreter:
             interpreter.invoke()
         except (ValueError, RuntimeError) as error:
             raise RuntimeUnavailableError(
-                f"{self.runtime} {self.runtime_version} failed to run the head: {_first_line(error)}"
+                f"{self._path}: {self.runtime} {self.runtime_version} failed to run it: {_first_line(error)}"
             ) from error
         return {key: interpreter.get_tensor(info.index) for key, info in self.outputs.items()}
 

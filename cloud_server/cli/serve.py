@@ -174,7 +174,6 @@ class _Curve:
 
 def _make(bind: str, home: Home, registry: Registry, curve: ServerCurve | None, serving: ServingOptions) -> Server:
     from cloud_server.blob_calls import BlobCalls
-    from cloud_server.engines.tensorflow_engine import TensorFlowEngine
     from cloud_server.fleet import Fleet
     from cloud_server.repository import ArtifactRepository
     from cloud_server.router import Router
@@ -185,7 +184,7 @@ def _make(bind: str, home: Home, registry: Registry, curve: ServerCurve | None, 
     return Server(
         Router(bind, curve=curve),
         fleet=Fleet(),
-        tails=TailHost(repository, home.tails, load_engine=TensorFlowEngine.load, limits=serving.limits()),
+        tails=TailHost(repository, home.tails, load_engine=serving.engines(home.engines).load, limits=serving.limits()),
         blobs=BlobCalls(repository),
         registry=registry,
         grace_s=serving.grace_s,

@@ -1,4 +1,4 @@
-"""The options of ``splitfleet serve`` that an operator turns: batches, the end, the log, HTTP beside it."""
+"""The options of ``splitfleet serve`` that an operator turns: engine, batches, the end, the log, HTTP beside it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from edge_sdk.command import SizeType
 
 if TYPE_CHECKING:
     from cloud_server.batches import BatchLimits
+    from cloud_server.engines.choice import EngineChoice, EngineChooser
 
 Say = Callable[[str], None]
 LEAST_MEMORY_CAP_BYTES = 10**9
@@ -25,6 +27,7 @@ LEAST_MEMORY_CAP_BYTES = 10**9
 class ServingOptions:
     """How to serve; ``http`` is the address to answer at over HTTP, if at all."""
 
+    engine: EngineChoice
     max_batch: int
     batch_delay_ms: float
     grace_s: float
@@ -48,6 +51,12 @@ class ServingOptions:
 
         return BatchLimits(max_batch=self.max_batch, delay_s=self.batch_delay_ms / 1000)
 
+    def engines(self, results: Path) -> EngineChooser:
+        """What chooses the engine of a tail; ``results`` is where it remembers."""
+        from cloud_server.engines.choice import EngineChooser
+
+        return EngineChooser(self.engine, sorted({1, self.max_batch}), results)
+
     @contextmanager
     def log_to_stderr(self) -> Iterator[Say]:
         """Log on a duplicate of stderr's descriptor, since what is written to the descriptor itself may be discarded.
@@ -69,6 +78,13 @@ class ServingOptions:
 
 
 _OPTIONS = (
+    click.option(
+        "--engine",
+        type=click.Choice(["auto", "tensorflow", "litert"]),
+        default="auto",
+        show_default=True,
+        help="What runs tails; auto: what is fastest here and computes what TensorFlow does.",
+    ),
     click.option(
         "--max-batch",
         type=click.IntRange(1, 256),
@@ -114,7 +130,7 @@ _OPTIONS = (
         "[default: a quarter of the machine's, at least 1GB]",
     ),
 )
-_NAMES = ("max_batch", "batch_delay_ms", "grace_s", "http", "log_format", "log_level", "memory_cap")
+_NAMES = ("engine", "max_batch", "batch_delay_ms", "grace_s", "http", "log_format", "log_level", "memory_cap")
 
 
 def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:

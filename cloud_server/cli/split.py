@@ -100,6 +100,12 @@ def split(
         stderr().print("warning: calibrated with random samples: measure the accuracy before you trust it")
     if bundle.manifest.precision_reason:
         stderr().print(f"the head is {bundle.manifest.precision}: {bundle.manifest.precision_reason}", soft_wrap=True)
+    if bundle.manifest.tail_tflite_reason:
+        stderr().print(
+            f"only the engine 'tensorflow' can serve the tail, there is no tail.tflite: "
+            f"{bundle.manifest.tail_tflite_reason}",
+            soft_wrap=True,
+        )
     if budget is not None and bundle.manifest.precision != "int8":
         stderr().print(
             f"warning: the memory was reckoned for an int8 head; a head in {bundle.manifest.precision} needs more: "
@@ -164,6 +170,8 @@ def _document(bundle: Bundle, out: Path, calibration: str) -> dict[str, Any]:
         "feature_bytes": manifest.feature_bytes,
         "head_bytes": head_bytes,
         "tail_bytes": sum(entry.size_bytes for entry in manifest.files) - head_bytes,
+        "tail_tflite": manifest.has_tail_tflite,
+        "tail_tflite_reason": manifest.tail_tflite_reason,
         "cumulative_bytes": manifest.cumulative_bytes,
         "peak_bytes": {name.replace("-", "_"): size for name, size in manifest.predicted_peak_bytes.items()},
     }

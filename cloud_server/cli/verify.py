@@ -55,8 +55,9 @@ def verify(
     """Prove the bundle in the folder BUNDLE.
 
     Checks the files' hashes, runs the head on every TFLite runtime that is installed, then the tail, and compares both
-    with the whole model. Ends with 1 when a file differs, something does not run, an output's noise is above a quarter
-    of its signal, or a classifier prefers the same class in fewer than 90 % of real samples.
+    with the whole model; a tail.tflite is compared with the tail's SavedModel. Ends with 1 when a file differs,
+    something does not run, an output's noise is above a quarter of its signal, or a classifier prefers the same class
+    in fewer than 90 % of real samples.
     """
     from cloud_server.cli.output import print_json, stderr
     from edge_sdk.bundle import Bundle
@@ -141,6 +142,8 @@ def _problems(found: Verification, *, real: bool, required: bool) -> Iterator[st
     """What falls short. A model that was only found by its name may be another one by now: that is no problem."""
     if found.tail_error:
         yield found.tail_error
+    if found.tail_tflite_error:
+        yield found.tail_tflite_error
     if found.model_error and required:
         yield found.model_error
     if not found.runtimes:
@@ -184,8 +187,16 @@ def _document(
         "mean_abs_error": _number(max((each.mean_abs_error for each in comparisons), default=None)),
         "relative_error": _number(max((each.relative_error for each in comparisons), default=None)),
         "top1_agreement": min(agreements, default=None),
+        "tail_tflite": _tail_tflite(bundle, found),
         "runtimes": {name.replace("-", "_"): _runtime(check) for name, check in checks.items()},
     }
+
+
+def _tail_tflite(bundle: Bundle, found: Verification | None) -> dict[str, Any] | None:
+    """``None`` where there is none, or the SavedModel that it is compared with could not be loaded."""
+    if found is None or found.tail_error or not bundle.manifest.has_tail_tflite:
+        return None
+    return {"ok": not found.tail_tflite_error, "error": found.tail_tflite_error}
 
 
 def _runtime(check: RuntimeCheck) -> dict[str, Any]:

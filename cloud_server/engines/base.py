@@ -13,14 +13,27 @@ from typing import Any, ClassVar, Self
 import numpy.typing as npt
 
 from edge_sdk.bundle import Bundle
+from edge_sdk.resources import Machine
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+# A batch of a few samples does not keep more threads busy than this.
+_MOST_THREADS = 8
+
+
+def engine_threads() -> int:
+    """How many threads an engine has at most: one for each core that this process may use, within reason."""
+    return min(Machine().cores(), _MOST_THREADS)
 
 
 class TailEngine(ABC):
-    """One loaded tail. Its methods are called from one thread at a time, not always the same one."""
+    """One loaded tail. Its methods are called from one thread at a time, not always the same one.
+
+    An engine may start threads of its own; these inherit the priority of the thread that loads it.
+    """
 
     name: ClassVar[str]
+    reason: str = ""
+    """Why it is this engine that runs the tail, for the log and for whoever asked for the load."""
 
     @classmethod
     @abstractmethod

@@ -5,23 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self
 
 import numpy.typing as npt
 
-from cloud_server.engines.base import Arrays, TailEngine
+from cloud_server.engines.base import Arrays, TailEngine, engine_threads
+from cloud_server.engines.quiet import stderr_discarded
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError
 
 _SIGNATURE = "serving_default"
 # The graph is traced and optimised over the first calls.
 _WARM_RUNS = 3
-# A batch of a few samples does not keep more threads busy than this.
-_MOST_THREADS = 8
 _importing = Lock()
 
 
@@ -35,21 +33,26 @@ def import_tensorflow() -> Any:
         if "tensorflow" in sys.modules:
             return sys.modules["tensorflow"]
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        with _stderr_discarded():
+        with stderr_discarded():
             import tensorflow
 
+            # Else the first process takes all memory of a GPU, and a second one with tails finds none.
+            for gpu in tensorflow.config.list_physical_devices("GPU"):
+                with suppress(RuntimeError, ValueError):
+                    tensorflow.config.experimental.set_memory_growth(gpu, True)
             # Too late only where the program has used TensorFlow before, and then its choice stands.
             with suppress(RuntimeError):
-                tensorflow.config.threading.set_intra_op_parallelism_threads(
-                    min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-                )
+                tensorflow.config.threading.set_intra_op_parallelism_threads(engine_threads())
                 tensorflow.config.threading.set_inter_op_parallelism_threads(1)
             tensorflow.constant(0)  # The first tensor makes TensorFlow look for devices, which it comments on as well.
         return tensorflow
 
 
 class TensorFlowEngine(TailEngine):
-    """``tail/`` of a bundle, through its signature ``serving_default``."""
+    """``tail/`` of a bundle, through its signature ``serving_default``.
+
+    The converter has made constants of its variables already: freezing them once more here changes nothing.
+    """
 
     name = "tensorflow"
 
@@ -98,18 +101,3 @@ def _load(tensorflow: Any, path: Path) -> Any:
     except (OSError, ValueError, KeyError, tensorflow.errors.OpError) as error:
         reason = str(error).partition("\n")[0]
         raise BundleError(f"{path}: TensorFlow cannot load this SavedModel: {reason}; build the bundle again") from None
-
-
-@contextmanager
-def _stderr_discarded() -> Iterator[None]:
-    """Discard what is written to file descriptor 2 by C++ code, which knows nothing of ``sys.stderr``."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(null)

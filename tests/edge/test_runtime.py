@@ -86,7 +86,7 @@ def test_the_signature_maps_keys_to_tensors(prebuilt_bundles):
 
 def test_a_wrong_array_is_told_by_the_interpreter(prebuilt_bundles):
     interpreter = Interpreter(prebuilt_bundles / "split" / "head.tflite")
-    with pytest.raises(RuntimeUnavailableError, match="failed to run the head"):
+    with pytest.raises(RuntimeUnavailableError, match="failed to run it"):
         interpreter.run({"input_0": np.zeros((1, 8, 8, 1), np.float32)})
 
 
