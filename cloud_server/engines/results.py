@@ -16,7 +16,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,13 @@ class Results:
             written.replace(self.path)
         except OSError as error:
             _LOG.warning("%s: the result of a race cannot be kept there (%s)", self.path, error.strerror)
-            written.unlink(missing_ok=True)
+            with suppress(OSError):
+                written.unlink()
 
     def _read(self) -> dict[str, Any]:
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError) as error:
             _LOG.warning("%s: the results of races cannot be read and are found anew (%s)", self.path, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -13,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import Result
+
+from edge_sdk.bundle import Bundle, file_sha256
+from edge_sdk.manifest import FileEntry
 
 Command = Callable[..., Result]
 Document = Callable[..., Any]
@@ -146,6 +150,8 @@ def test_a_split_tells_what_it_made(document: Document, files: Path, tmp_path: P
     assert (made["precision"], made["feature_bytes"], made["calibration"][-4:]) == ("int8", 32, ".npz")
     assert made["head_bytes"] == (out / "head.tflite").stat().st_size
     assert (out / "tail" / "saved_model.pb").exists()
+    assert (out / "tail.tflite").exists()
+    assert (made["tail_tflite"], made["tail_tflite_reason"]) == (True, "")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +200,7 @@ def test_a_good_bundle_is_proved(document: Document, bundle: Path, files: Path) 
     assert (found["ok"], found["problems"], found["samples"]) == (True, [], 60)
     assert 0 < found["mean_abs_error"] <= found["max_abs_error"] < 0.1
     assert found["top1_agreement"] == 1.0
+    assert found["tail_tflite"] == {"ok": True, "error": ""}
     assert found["runtimes"]["litert"] == {
         "ok": True,
         "version": found["runtimes"]["litert"]["version"],
@@ -224,6 +231,47 @@ def test_an_altered_file_falls_short_before_anything_runs(document: Document, bu
     assert not found["ok"]
     assert "SHA-256" in found["problems"][0]
     assert found["runtimes"] == {}
+
+
+def test_a_tail_tflite_that_is_none_falls_short(document: Document, bundle: Path, tmp_path: Path) -> None:
+    """Its hash is the manifest's, so that it must be run to be found out."""
+    altered = Bundle.open(shutil.copytree(bundle, tmp_path / "altered"))
+    shutil.copyfile(altered.head_path, altered.tail_tflite_path)
+    entry = FileEntry(
+        path="tail.tflite",
+        sha256=file_sha256(altered.head_path),
+        size_bytes=altered.head_path.stat().st_size,
+    )
+    files = tuple(entry if each.path == entry.path else each for each in altered.manifest.files)
+    (altered.path / "manifest.json").write_bytes(dataclasses.replace(altered.manifest, files=files).canonical())
+    found = document("verify", altered.path, exit_code=1)
+    assert found["problems"] == [f"{altered.tail_tflite_path}: it takes ['input_0'] instead of ['feature_0']"]
+    assert found["tail_tflite"] == {"ok": False, "error": found["problems"][0]}
+    assert found["runtimes"]["litert"]["ok"]
+
+
+def test_a_tail_that_does_not_convert_is_told(splitfleet: Command, tmp_path: Path) -> None:
+    import keras
+
+    inputs = keras.Input((6, 4))
+    series = keras.layers.Dense(3, name="each")(inputs)
+    keras.Model(inputs, keras.layers.LSTM(2)(series)).save(tmp_path / "series.keras")
+    command = [
+        "split",
+        tmp_path / "series.keras",
+        "--cut",
+        "each",
+        "--calibration",
+        "random",
+        "--out",
+        tmp_path / "out",
+    ]
+    result = splitfleet(*command, "--json")
+    assert result.exit_code == 0
+    made = json.loads(result.stdout)
+    reason = "TensorFlow Lite cannot convert the tail: it has no kernel for TensorListReserve"
+    assert (made["tail_tflite"], made["tail_tflite_reason"]) == (False, reason)
+    assert f"only the engine 'tensorflow' can serve the tail, there is no tail.tflite: {reason}" in result.stderr
 
 
 def test_data_of_another_shape_are_told(error: Told, bundle: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tail as a TensorFlow Lite model: it computes what the SavedModel does, or there is none and the bundle says why."""
+"""The tail as a TensorFlow Lite model computes what the SavedModel does; where there is none, the bundle says why."""
 
 from __future__ import annotations
 
@@ -188,6 +188,7 @@ def chain_with_a_deadly_converter():
     return small_models.load("chain")
 
 
+@pytest.mark.exhaustive
 def test_a_crash_of_the_converter_fails_no_split(tmp_path):
     recipe = Recipe(task="t", model_name="chain", load=chain_with_a_deadly_converter, calibration=None)
     with Workshop(tmp_path, workers=1) as workshop:

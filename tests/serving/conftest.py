@@ -34,6 +34,7 @@ from edge_sdk.errors import SplitfleetError, from_wire
 from edge_sdk.manifest import (
     HEAD_FILE,
     MANIFEST_FILE,
+    TAIL_TFLITE_FILE,
     CrossingSpec,
     Cut,
     FileEntry,
@@ -282,6 +283,8 @@ def make_bundle(tmp_path: Path) -> Callable[..., Bundle]:
         name: str = "bundle",
         *,
         tail: dict[str, bytes] | None = None,
+        tail_tflite: bytes | None = None,
+        tail_tflite_reason: str = "",
         shape: tuple[int, ...] = FEATURE_SHAPE,
         features: int = 1,
         dtype: str = "int8",
@@ -289,6 +292,7 @@ def make_bundle(tmp_path: Path) -> Callable[..., Bundle]:
     ) -> Bundle:
         tail = {"saved_model.pb": name.encode()} if tail is None else tail
         contents = {HEAD_FILE: b"head of " + name.encode()} | {f"tail/{path}": data for path, data in tail.items()}
+        contents |= {} if tail_tflite is None else {TAIL_TFLITE_FILE: tail_tflite}
         folder = tmp_path / "bundles" / name
         for path, data in contents.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -317,6 +321,7 @@ def make_bundle(tmp_path: Path) -> Callable[..., Bundle]:
             ),
             self_check=None,
             cumulative_bytes=1,
+            tail_tflite_reason=tail_tflite_reason,
         )
         (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
         return Bundle.open(folder)
@@ -440,3 +445,30 @@ def served(tmp_path: Path) -> Iterator[Callable[..., Served]]:
         if each.process.poll() is None:
             each.process.kill()
             each.process.communicate()
+
+
+@pytest.fixture(scope="session")
+def tail_tflites() -> dict[str, bytes]:
+    """TensorFlow Lite models beside ``saved_models``: ``good`` computes the same, ``wrong`` twice as much, the others
+    take something else.
+    """
+    from cloud_server.engines.tensorflow_engine import import_tensorflow
+
+    tf = import_tensorflow()
+
+    def made(scale: float, name: str = "feature_0", dtype: Any = None) -> bytes:
+        module = tf.Module()
+        spec = tf.TensorSpec((None, *FEATURE_SHAPE), dtype or tf.int8, name=name)
+        module.run = tf.function(
+            lambda x: {"output_0": tf.reshape(scale * (tf.cast(x, tf.float32) - 3.0), (-1, 6))}, [spec]
+        )
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([module.run.get_concrete_function()], module)
+        data: bytes = converter.convert()
+        return data
+
+    return {
+        "good": made(0.1),
+        "wrong": made(0.2),
+        "other_input": made(0.1, name="image"),
+        "other_dtype": made(0.1, dtype=tf.float32),
+    }

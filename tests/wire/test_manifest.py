@@ -29,6 +29,7 @@ from edge_sdk.manifest import (
 
 HEAD = FileEntry(path="head.tflite", sha256=hashlib.sha256(b"head").hexdigest(), size_bytes=4)
 TAIL = FileEntry(path="tail/saved_model.pb", sha256=hashlib.sha256(b"tail").hexdigest(), size_bytes=4)
+TAIL_TFLITE = FileEntry(path="tail.tflite", sha256=hashlib.sha256(b"lite").hexdigest(), size_bytes=4)
 MANIFEST = Manifest(
     task="fashion-mnist",
     model=ModelRef(name="résnet", sha256="ab" * 32),
@@ -77,6 +78,17 @@ def test_what_it_tells_of_its_halves() -> None:
     assert (EDGE_ONLY.has_head, EDGE_ONLY.has_tail, EDGE_ONLY.feature_bytes) == (True, False, 0)
     assert (CLOUD_ONLY.has_head, CLOUD_ONLY.has_tail, CLOUD_ONLY.feature_bytes) == (False, True, 784)
     assert MANIFEST.head_files == (HEAD,)
+    assert not MANIFEST.has_tail_tflite
+    both = dataclasses.replace(MANIFEST, files=(HEAD, TAIL, TAIL_TFLITE))
+    assert both.has_tail_tflite
+    assert both.head_files == (HEAD,)
+
+
+def test_an_edge_only_bundle_has_no_tail_in_any_form() -> None:
+    with pytest.raises(BundleError, match=r"a tail\.tflite, but no output of a tail"):
+        dataclasses.replace(EDGE_ONLY, files=(HEAD, TAIL_TFLITE))
+    with pytest.raises(BundleError, match="tail_tflite_reason is for a tail"):
+        dataclasses.replace(EDGE_ONLY, tail_tflite_reason="none")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +101,10 @@ def test_what_it_tells_of_its_halves() -> None:
         ({"crossing": ()}, "come together or not at all"),
         ({"files": (TAIL,)}, "head.tflite"),
         ({"files": (HEAD,)}, "under tail/"),
+        (
+            {"files": (HEAD, TAIL, TAIL_TFLITE), "tail_tflite_reason": "none"},
+            "tail_tflite_reason is for a tail without",
+        ),
         ({"files": (HEAD, TAIL, TAIL)}, "listed twice"),
         ({"files": (HEAD, TAIL, dataclasses.replace(TAIL, path="tail/../../etc/passwd"))}, "plain relative path"),
         ({"files": (HEAD, TAIL, dataclasses.replace(TAIL, path="/etc/passwd"))}, "plain relative path"),
