@@ -55,6 +55,7 @@ class EngineChooser:
             entrant = next(each for each in entrants if (each.engine, each.threads) == (result.engine, result.threads))
             engine, reason = entrant.load(bundle), result.reason
         engine.reason = reason
+        _LOG.info("bundle %s runs on %s: %s", bundle.digest[:12], engine.name, reason)
         return engine
 
     def close(self) -> None:
