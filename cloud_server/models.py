@@ -19,6 +19,7 @@ from cloud_server.task_files import Array, read_inputs
 from converters import Recipe
 from converters.calibration import check_calibration
 from converters.graph import TensorInfo
+from converters.model_file import folder_error
 from edge_sdk.bundle import file_sha256
 from edge_sdk.errors import ConfigError, InvalidInputError, ModelError
 from zoo_keras.samples import Samples
@@ -114,11 +115,13 @@ class ModelSource:
 
 
 def file_source(path: Path, options: LoadOptions, *, name: str | None = None, task: str = "") -> ModelSource:
-    """The model in a file. Raises :class:`ConfigError` when there is no such file."""
+    """The model in a file. Raises :class:`ConfigError` when there is no such file, :class:`ModelError` for a folder."""
     if options.custom_objects:
         import_from_here()
     try:
         sha256 = file_sha256(path)
+    except IsADirectoryError:
+        raise folder_error(path) from None
     except OSError as error:
         hint = (
             ""

@@ -6,8 +6,6 @@ Each array is (N, …); nothing in a file is ever unpickled. What the files of o
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_sdk.errors import InvalidInputError
+from edge_sdk.bundle import open_regular
+from edge_sdk.errors import InvalidInputError, SplitfleetError
 from zoo_keras.samples import Samples
 
 LABELS = "labels"
@@ -46,15 +45,15 @@ def read_labelled(path: Path) -> Samples:
 
 def read_inputs(path: Path) -> dict[str, Array]:
     """The inputs in ``path``, without labels if it has any. Raises :class:`InvalidInputError`."""
+    return read_samples(path)[0]
+
+
+def read_samples(path: Path) -> tuple[dict[str, Array], bool]:
+    """The inputs in ``path``, and whether there are labels with them. Raises :class:`InvalidInputError`."""
     arrays = _read(path)
-    arrays.pop(LABELS, None)
+    labelled = arrays.pop(LABELS, None) is not None
     _check(path, arrays)
-    return arrays
-
-
-def is_labelled(path: Path) -> bool:
-    """Whether the file in ``path`` has labels. Raises :class:`InvalidInputError`."""
-    return LABELS in _read(path)
+    return arrays, labelled
 
 
 def _check(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -73,14 +72,27 @@ def _check(path: Path, arrays: Mapping[str, Array]) -> None:
 
 def _read(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise InvalidInputError(f"{path}: is one array; expected an .npz file with an array for each input")
-            return {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in archive.files}
+    except SplitfleetError:
+        raise
     except OSError as error:
         raise InvalidInputError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidInputError(
-            f"{path}: is no .npz file of plain arrays ({str(error).partition(chr(10))[0] or type(error).__name__}); "
-            "write it with numpy.savez_compressed(path, image=..., labels=...)"
-        ) from None
+    except MemoryError:
+        raise InvalidInputError(f"{path}: does not fit into the memory of this machine") from None
+    except Exception as error:  # numpy and zipfile raise whatever the file provokes
+        raise _no_npz(path, str(error).partition("\n")[0] or type(error).__name__) from None
+    # What is no array is returned as it is.
+    other = next((name for name, array in arrays.items() if not isinstance(array, np.ndarray)), None)
+    if other is not None:
+        raise _no_npz(path, f"it holds {other!r}, which is no array")
+    return arrays
+
+
+def _no_npz(path: Path, reason: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{path}: is no .npz file of plain arrays ({reason}); "
+        "write it with numpy.savez_compressed(path, image=..., labels=...)"
+    )

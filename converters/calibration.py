@@ -43,7 +43,7 @@ class Calibration:
         """
         inputs = [graph.tensors[position] for position in graph.inputs]
         names = [tensor.name for tensor in inputs]
-        arrays = _checked_all(samples, inputs, f"calibration data of model {graph.name!r}")
+        arrays = checked_samples(samples, inputs, f"calibration data of model {graph.name!r}")
         digest = hashlib.sha256()
         for name, array in zip(names, arrays, strict=True):
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
@@ -99,10 +99,10 @@ def check_calibration(
     They need the inputs' names and shapes, finite numbers, and values like those of ``validation``, if that is given:
     data in 0 to 1 where the device will see 0 to 255 would make an int8 head that saturates.
     """
-    arrays = _checked_all(samples, inputs, "calibration data")
+    arrays = checked_samples(samples, inputs, "calibration data")
     if validation is None:
         return
-    others = _checked_all(validation, inputs, "validation data")
+    others = checked_samples(validation, inputs, "validation data")
     for tensor, array, other in zip(inputs, arrays, others, strict=True):
         if _disagreement(array, other) > MAX_DISAGREEMENT:
             raise InvalidInputError(
@@ -111,7 +111,11 @@ def check_calibration(
             )
 
 
-def _checked_all(samples: Mapping[str, Array], inputs: Sequence[TensorInfo], where: str) -> list[Array]:
+def checked_samples(samples: Mapping[str, Array], inputs: Sequence[TensorInfo], where: str) -> list[Array]:
+    """``samples`` in the order of ``inputs``, each (samples, *shape) and of a dtype whose values the input takes.
+
+    Raises :class:`InvalidInputError`, which begins with ``where``, for data that are not those of the inputs.
+    """
     names = [tensor.name for tensor in inputs]
     if set(samples) != set(names):
         raise InvalidInputError(f"{where}: expected the inputs {sorted(names)}, got {sorted(samples)}")
@@ -135,6 +139,10 @@ def _checked(tensor: TensorInfo, array: Array, where: str) -> Array:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise InvalidInputError(f"{where}: holds values that are not finite numbers")
     dtype = DTYPES[tensor.dtype]
+    if dtype.kind == "f" and array.size and max(-float(array.min()), float(array.max())) > float(np.finfo(dtype).max):
+        raise InvalidInputError(
+            f"{where}: expected {tensor.dtype}, got {array.dtype} from {array.min():g} to {array.max():g}"
+        )
     if dtype.kind in "iu" and array.size:
         bounds = np.iinfo(dtype)
         if array.dtype.kind == "f" or array.min() < bounds.min or array.max() > bounds.max:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_sdk.bundle import open_regular
 from edge_sdk.errors import ModelError, UnsupportedModelError
 
 MAX_CONFIG_BYTES = 64 * 1024 * 1024
@@ -45,14 +46,11 @@ class ModelFile:
 
 def open_model_file(path: Path) -> ModelFile:
     """Raises :class:`ModelError` for a file that is damaged, :class:`UnsupportedModelError` for another format."""
-    if path.is_dir():
-        kind = "a TensorFlow SavedModel" if (path / "saved_model.pb").exists() else "a folder"
-        raise UnsupportedModelError(
-            f"{path} is {kind}; expected a .keras or a legacy .h5/.hdf5 file: if it was a Keras model, {RESAVE}"
-        )
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             magic = file.read(8)
+    except IsADirectoryError:
+        raise folder_error(path) from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     suffix = path.suffix.lower()
@@ -64,6 +62,14 @@ def open_model_file(path: Path) -> ModelFile:
         return _open_zip(path)
     what = _OTHER_FORMATS.get(suffix, "of no known format")
     raise UnsupportedModelError(f"{path} is {what}; expected a .keras or a legacy .h5/.hdf5 file: {RESAVE}")
+
+
+def folder_error(path: Path) -> UnsupportedModelError:
+    """What there is to say of a folder where a model file is expected."""
+    kind = "a TensorFlow SavedModel" if (path / "saved_model.pb").exists() else "a folder"
+    return UnsupportedModelError(
+        f"{path} is {kind}; expected a .keras or a legacy .h5/.hdf5 file: if it was a Keras model, {RESAVE}"
+    )
 
 
 def require_known(file: ModelFile, custom: Collection[str], *, unsafe: bool) -> None:

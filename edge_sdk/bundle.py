@@ -5,9 +5,13 @@ A device's copy lacks the tail, a server's may lack the head; :meth:`Bundle.veri
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 from edge_sdk.errors import BundleError, IntegrityError
@@ -27,7 +31,8 @@ class Bundle:
         """The bundle in folder ``path``; its files are not read yet."""
         folder = Path(path)
         try:
-            data = (folder / MANIFEST_FILE).read_bytes()
+            with open_regular(folder / MANIFEST_FILE) as file:
+                data = file.read()
         except OSError as error:
             raise BundleError(
                 f"{folder}: no bundle: {MANIFEST_FILE} cannot be read ({error.strerror}); "
@@ -71,6 +76,21 @@ class Bundle:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits, read in pieces."""
-    with path.open("rb") as file:
+    """SHA-256 of a regular file as 64 hex digits, read in pieces. Raises :class:`OSError`."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """``path``, open for reading. Raises :class:`OSError`, also for what is no regular file: a pipe would be waited
+    for, and a device may never end.
+    """
+    # A pipe is not waited for with this flag, and to a regular file it means nothing.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    raise OSError(errno.EINVAL, "it is a pipe or a device, no regular file", str(path))

@@ -120,13 +120,19 @@ def split(
 
 def _check_calibration(source: ModelSource, wanted: str | None) -> None:
     """Before anything takes long."""
+    from edge_sdk.bundle import open_regular
+
     if wanted is None and source.calibration is None:
         raise ConfigError(
             "without calibration data the accuracy is at risk: an int8 head then guesses the range of each tensor; "
             "give real samples with --calibration data.npz, or go on without them with --calibration random"
         )
-    if wanted not in (None, RANDOM) and not Path(wanted).is_file():
-        raise ConfigError(f"--calibration {wanted}: there is no such file")
+    if wanted in (None, RANDOM):
+        return
+    try:
+        open_regular(Path(wanted)).close()
+    except OSError as error:
+        raise ConfigError(f"--calibration {wanted}: cannot be read ({error.strerror})") from None
 
 
 def _calibration(source: ModelSource, wanted: str | None, outline: Outline) -> CalibrationData | None:

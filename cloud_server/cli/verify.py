@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import click
 from cloud_server.cli.allocation_options import registry_options
 from cloud_server.cli.model_options import LoadingChoice, find_source, loading_options
 from cloud_server.cli.output import json_option
-from edge_sdk.errors import BundleError, ConfigError, IntegrityError
+from edge_sdk.errors import BundleError, ConfigError, IntegrityError, InvalidInputError
 
 if TYPE_CHECKING:
     from cloud_server.models import ModelSource
@@ -41,6 +40,14 @@ MIN_AGREEMENT = 0.9
     help="Samples to compare with as .npz, an array (N, …) for each input.  [default: the task's validation set, else "
     "made-up ones]",
 )
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Another Python interpreter with splitfleet: runtimes that only it has run the head, too; may be repeated.",
+)
 @registry_options
 @json_option
 def verify(
@@ -48,16 +55,17 @@ def verify(
     model: str | None,
     loading: LoadingChoice,
     data: Path | None,
+    pythons: tuple[Path, ...],
     home: Path | None,
     registry: str | None,
     as_json: bool,
 ) -> None:
     """Prove the bundle in the folder BUNDLE.
 
-    Checks the files' hashes, runs the head on every TFLite runtime that is installed, then the tail, and compares both
-    with the whole model; a tail.tflite is compared with the tail's SavedModel. Ends with 1 when a file differs,
-    something does not run, an output's noise is above a quarter of its signal, or a classifier prefers the same class
-    in fewer than 90 % of real samples.
+    Checks the files' hashes, runs the head on every TFLite runtime that is installed here or for a --python, then the
+    tail, and compares both with the whole model; a tail.tflite is compared with the tail's SavedModel. Ends with 1 when
+    a file differs, something does not run, an output's noise is above a quarter of its signal, or a classifier prefers
+    the same class in fewer than 90 % of real samples.
     """
     from cloud_server.cli.output import print_json, stderr
     from edge_sdk.bundle import Bundle
@@ -74,7 +82,10 @@ def verify(
     else:
         source = _source(opened, model, loading, home, registry)
         samples, classifier = _samples(data, source)
-        found = _verify(opened, source, samples, classifier=classifier)
+        try:
+            found = _verify(opened, source, samples, classifier=classifier, pythons=pythons)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{data or 'samples'}: {error.message}") from None
         problems += _problems(found, real=samples is not None, required=model is not None)
         if found.model_error and model is None:
             stderr().print(f"not compared with the model of that name: {found.model_error}", soft_wrap=True)
@@ -99,7 +110,7 @@ def _source(
     for text in (f"zoo:{bundle.manifest.task}/{made_of}", f"registry:{made_of}") if bundle.manifest.task else ():
         try:
             source = find_source(text, loading, home=home, registry=registry)
-        except ConfigError:
+        except (ConfigError, IntegrityError):
             continue
         if source.task == bundle.manifest.task:
             return source
@@ -108,34 +119,33 @@ def _source(
 
 def _samples(data: Path | None, source: ModelSource | None) -> tuple[Mapping[str, Array] | None, bool]:
     """The samples to compare with, if there are real ones, and whether labels tell that the model is a classifier."""
-    from cloud_server.task_files import is_labelled, read_inputs
+    from cloud_server.task_files import read_samples
 
     if data is not None:
-        return read_inputs(data), is_labelled(data)
+        return read_samples(data)
     if source is not None and source.validation is not None:
         return source.validation().inputs, True
     return None, False
 
 
 def _verify(
-    bundle: Bundle, source: ModelSource | None, samples: Mapping[str, Array] | None, *, classifier: bool
+    bundle: Bundle,
+    source: ModelSource | None,
+    samples: Mapping[str, Array] | None,
+    *,
+    classifier: bool,
+    pythons: Sequence[Path],
 ) -> Verification:
     from cloud_server.cli.waiting import waiting
     from cloud_server.models import load_with_inputs
     from converters.verification import verify as prove
-    from converters.worker import Worker
 
     load = None
     if source is not None:
         # As in a task: the bundle knows by which names the inputs of its model went.
         names = tuple(spec.name for spec in bundle.manifest.inputs)
         load = functools.partial(load_with_inputs, source.load, names)
-    worker = Worker(threads=len(os.sched_getaffinity(0)))
-    try:
-        with waiting(f"running the bundle {bundle.path}"):
-            return worker.run(prove, bundle.path.absolute(), load, samples, classifier=classifier)
-    finally:
-        worker.stop()
+    return prove(bundle, load, samples, classifier=classifier, pythons=pythons, doing=waiting)
 
 
 def _problems(found: Verification, *, real: bool, required: bool) -> Iterator[str]:
@@ -150,7 +160,7 @@ def _problems(found: Verification, *, real: bool, required: bool) -> Iterator[st
         yield "no TFLite runtime can run here: install one with  pip install ai-edge-litert"
     for name, check in found.runtimes.items():
         if check.error:
-            yield check.error
+            yield f"{name}: {check.error}"
         if check.comparison is None:
             continue
         if not check.comparison.relative_error <= MAX_ERROR:
@@ -203,7 +213,8 @@ def _runtime(check: RuntimeCheck) -> dict[str, Any]:
     comparison = check.comparison
     return {
         "ok": not check.error,
-        "version": check.version,
+        "version": check.runtime.version,
+        "python": str(check.runtime.python),
         "error": check.error,
         "max_abs_error": _number(comparison.max_abs_error) if comparison else None,
         "mean_abs_error": _number(comparison.mean_abs_error) if comparison else None,
@@ -220,11 +231,13 @@ def _number(value: float | None) -> float | None:
 def _show(document: dict[str, Any]) -> None:
     from cloud_server.cli.output import make_table, stderr, stdout
 
+    if not document["runtimes"]:
+        return
     figures = ("max error", "mean error", "noise / signal", "same class")
     table = make_table("head on", "version", "runs", *figures, right=figures)
     for name, runtime in document["runtimes"].items():
         table.add_row(
-            name,
+            name.replace("_", "-"),
             runtime["version"],
             "yes" if runtime["ok"] else "no",
             *(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from edge_sdk.errors import SplitfleetError
 
 # For the tests and, since a spawned process inherits the path, for the workers.
 sys.path.append(str(Path(__file__).parent / "library"))
+sys.path.append(str(Path(__file__).parents[1] / "edge" / "library"))
 
 Splitfleet = Callable[..., Result]
 
@@ -34,6 +36,25 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home that the tests of a session share: what one test converted, another finds in the cache."""
     return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def bundle(files: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The narrow model cut after its pooling, by a real process."""
+    folder = tmp_path_factory.mktemp("bundles") / "deep" / "bundle"
+    program = "from cloud_server.cli import main; main()"
+    command = ["split", files / "narrow.keras", "--cut", "pool", "--calibration", files / "calibration.npz"]
+    result = subprocess.run(
+        [sys.executable, "-c", program, *map(str, command), "--out", folder, "--home", home, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["bundle"] == str(folder)
+    assert "building the bundle" in result.stderr
+    return folder
 
 
 @pytest.fixture
