@@ -82,6 +82,7 @@ def measure(name: str, size: int, rounds: int) -> dict[str, Any]:
     from converters.flatten import flatten
     from converters.model_hash import model_sha256
     from converters.outline import Outline
+    from converters.precision import Attempt
     from converters.recipe import Recipe
     from edge_sdk.manifest import ModelRef
 
@@ -95,10 +96,11 @@ def measure(name: str, size: int, rounds: int) -> dict[str, Any]:
     images = np.random.default_rng(0).uniform(0, 255, (CALIBRATION_SAMPLES, size, size, 3)).astype(np.float32)
     calibration = Calibration.of(flat.graph, {flat.graph.tensors[flat.graph.inputs[0]].name: images})
     k = legal[len(legal) // 2]
-    half = split.split(flat, k).head
+    halves = split.split(flat, k)
+    half = halves.head
     assert half is not None
-    keys = [f"feature_{number}" for number in range(len(half.outputs))]
-    reference = Reference.of(half, keys, calibration)
+    keys = tuple(f"feature_{number}" for number in range(len(half.outputs)))
+    reference = Reference(halves=halves, features=keys, returned=(), calibration=calibration)
     takes = half.tensors(half.inputs)
     frozen = head._signature_module
     errors: dict[str, float] = {}
@@ -110,13 +112,13 @@ def measure(name: str, size: int, rounds: int) -> dict[str, Any]:
             for way, module in (("frozen", frozen), ("variables", with_variables)):
                 head._signature_module = module
                 made = clock.time(f"head, {way}", lambda: head.write_head(half, keys, calibration, path))
-                errors[way] = reference.error(path, made, made.outputs)
+                errors[way] = reference.deviation(reference.run(path, made), made.outputs).error
                 bytes_of[way] = path.stat().st_size
             head._signature_module = frozen
         cache = Cache(folder=Path(folder) / "cache")
         recipe = Recipe(task="t", model_name=name, load=dict, calibration=None, fingerprint="one")
         known = Known(outline=Outline.of(flat.graph, sha256), calibration_sha256=calibration.sha256)
-        key = bundle_key(recipe, known, k, "int8")
+        key = bundle_key(recipe, known, Attempt(k=k, precision="int8"))
         reference_to = ModelRef(name=name, sha256=sha256)
         clock.time(
             "bundle: head, tail, manifest",

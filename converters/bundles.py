@@ -5,15 +5,16 @@ Whether it was built before is :mod:`converters.cache`'s matter, in which proces
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from converters.calibration import Calibration
 from converters.flatten import FlatModel
 from converters.head import Head, input_keys
-from converters.head_choice import ChosenHead, choose_head
+from converters.head_choice import ChosenHead, choose_head, output_keys
 from converters.memory import operation_memory
 from converters.peak import predicted_peaks
-from converters.precision import Precision, Request, checked_request
+from converters.precision import Attempt
 from converters.quantization import Quantization, int8_of_range
 from converters.split import Split, split
 from converters.tail import write_tail
@@ -29,6 +30,7 @@ from edge_sdk.manifest import (
     Manifest,
     ModelRef,
     OutputSpec,
+    Precision,
     SelfCheck,
 )
 from edge_sdk.runtime import Interpreter
@@ -47,26 +49,31 @@ def build_bundle(
     model: ModelRef,
     folder: Path,
     precision: Precision = "int8",
-    max_error: float | None = None,
-    int8_failed: str = "",
+    max_error: float = math.inf,
+    before: str = "",
     tail_tflite_failed: str = "",
 ) -> Bundle:
     """Build the bundle of ``flat`` cut after operation ``k`` in the empty ``folder``.
 
-    ``k == 0`` makes a cloud-only one, ``k == n`` an edge-only one. ``precision`` and ``max_error`` are those of
-    :mod:`converters.precision`; ``int8_failed`` is why int8 need not be tried, ``tail_tflite_failed`` why the tail need
-    not be a TensorFlow Lite model, too. Raises :class:`IllegalCutError`, :class:`ConversionError`,
-    :class:`ConfigError`.
+    ``k == 0`` makes a cloud-only one, ``k == n`` an edge-only one. ``precision``, ``max_error`` and ``before`` are
+    those of :class:`converters.precision.Attempt`; ``tail_tflite_failed`` is why the tail need not be a TensorFlow Lite
+    model, too. Raises :class:`IllegalCutError`, and :class:`ConversionError` for a head that cannot be made or is not
+    good enough.
     """
     graph = flat.graph
     halves = split(flat, k)
-    chosen = _head(halves, calibration, folder / HEAD_FILE, checked_request(precision, max_error), int8_failed)
+    attempt = Attempt(k=k, precision=precision, max_error=max_error, before=before)
+    chosen = (
+        ChosenHead(head=None, precision=precision, reason="", sent={})
+        if halves.head is None
+        else choose_head(halves, calibration, folder / HEAD_FILE, attempt)
+    )
     head = chosen.head
     inputs = _inputs(flat, head, calibration)
     crossing = _crossing(halves, flat, inputs, chosen)
     tail_tflite_reason = ""
     if halves.tail is not None:
-        keys = _output_keys(halves.tail_outputs)
+        keys = output_keys(halves.tail_outputs)
         tail_tflite_reason = write_tail(halves.tail, crossing, keys, folder, tail_tflite_failed)
     manifest = Manifest(
         task=task,
@@ -87,19 +94,6 @@ def build_bundle(
     )
     (folder / MANIFEST_FILE).write_bytes(manifest.canonical())
     return Bundle.open(folder)
-
-
-def _head(halves: Split, calibration: Calibration, path: Path, request: Request, int8_failed: str) -> ChosenHead:
-    if halves.head is None:
-        return ChosenHead(head=None, precision=request.precisions[0], reason="", sent={})
-    features = tuple(f"feature_{number}" for number in range(len(halves.crossing)))
-    return choose_head(
-        halves.head, features, _output_keys(halves.head_outputs), calibration, path, request, int8_failed
-    )
-
-
-def _output_keys(places: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(f"output_{place}" for place in places)
 
 
 def _inputs(flat: FlatModel, head: Head | None, calibration: Calibration) -> tuple[InputSpec, ...]:

@@ -4,6 +4,7 @@
 
     outlines/<key>.json     an outline, and the hash of the calibration data of that recipe
     bundles/<key>/          a bundle's folder
+    refusals/<key>          why such a bundle cannot be made
     locks/<key>             who holds the lock of an entry makes it; others wait, then find it
     work/                   temporary files of the processes at work
 
@@ -25,14 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converters.outline import Outline
-from converters.precision import Precision
+from converters.precision import Attempt
 from converters.recipe import Recipe
 from converters.versions import versions
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError, StorageError
 
 # To be raised by whoever changes what a build makes of the same model.
-BUILD_FORMAT = 9
+BUILD_FORMAT = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +68,9 @@ class Cache:
         path = self._outline_path(recipe)
         if path is None:
             return
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
         document = {"outline": known.outline.to_json(), "calibration_sha256": known.calibration_sha256}
         with self._usable():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_text(json.dumps(document), encoding="utf-8")
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
+            _write(path, json.dumps(document))
 
     def bundle(self, key: str) -> Path | None:
         """The folder of a finished and undamaged bundle, or ``None``."""
@@ -110,6 +105,21 @@ class Cache:
                 raise
             return folder
 
+    def refusal(self, key: str) -> str:
+        """Why a bundle cannot be made, if that was found out before, else empty."""
+        try:
+            return self._refusal_path(key).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return ""
+
+    def refuse(self, key: str, reason: str) -> None:
+        """Keep why a bundle cannot be made: to find that out takes as long as to make one."""
+        with self._usable():
+            _write(self._refusal_path(key), reason)
+
+    def _refusal_path(self, key: str) -> Path:
+        return self.folder / "refusals" / key
+
     def _bundle_path(self, key: str) -> Path:
         return self.folder / "bundles" / key
 
@@ -139,7 +149,7 @@ class Cache:
             yield
 
 
-def bundle_key(recipe: Recipe, known: Known, k: int, precision: Precision, max_error: float | None = None) -> str:
+def bundle_key(recipe: Recipe, known: Known, attempt: Attempt) -> str:
     """The name of a bundle in the cache: a hash of everything that determines it."""
     return _sha256(
         [
@@ -147,13 +157,24 @@ def bundle_key(recipe: Recipe, known: Known, k: int, precision: Precision, max_e
             recipe.task,
             recipe.model_name,
             known.outline.model_sha256,
-            k,
-            precision,
-            max_error,
+            attempt.k,
+            attempt.precision,
+            attempt.max_error,
+            attempt.before,
             known.calibration_sha256,
         ]
     )
 
 
-def _sha256(parts: list[str | float | None]) -> str:
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sha256(parts: list[str | float]) -> str:
     return hashlib.sha256(json.dumps([BUILD_FORMAT, versions(), *parts], sort_keys=True).encode()).hexdigest()

@@ -69,7 +69,7 @@ def write_head(
     except RuntimeUnavailableError as error:
         raise ConversionError(
             f"the first {len(half.steps)} operations of model {half.flat.graph.name!r} became a head that cannot run, "
-            f"as happens when a tensor is all zeros for the calibration data: {error.message}"
+            f"as happens when a tensor is all zeros for the calibration data: {error.message.removeprefix(f'{path}: ')}"
         ) from error
     head = Head(
         inputs={key: _quantization(info) for key, info in interpreter.inputs.items()},

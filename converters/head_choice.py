@@ -1,27 +1,26 @@
-"""Which precision a head gets: the first of some that converts and is close enough to float."""
+"""One attempt at a head: it is written, and taken if it is close enough to float."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from converters.calibration import Calibration
 from converters.deviation import Reference
 from converters.head import Head, write_head
-from converters.precision import Request
+from converters.precision import Attempt
 from converters.quantization import Quantization
-from converters.split import Half
+from converters.split import Split
 from edge_sdk.errors import ConversionError
 from edge_sdk.manifest import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenHead:
-    """``sent`` tells, by key, how each feature crosses: as int8 wherever it is a floating-point number.
+    """``sent`` tells, by key, how each feature crosses: a floating-point number as int8, where that is close enough.
 
-    ``reason`` tells why the precisions before this one were not taken; ``head`` is ``None`` where there is none.
+    ``reason`` tells why nothing before this was taken; ``head`` is ``None`` where there is none.
     """
 
     head: Head | None
@@ -30,49 +29,41 @@ class ChosenHead:
     sent: dict[str, Quantization]
 
 
-def choose_head(
-    half: Half,
-    features: Sequence[str],
-    outputs: Sequence[str],
-    calibration: Calibration,
-    path: Path,
-    request: Request,
-    int8_failed: str,
-) -> ChosenHead:
-    """Write ``half`` to ``path`` in the first of the precisions that converts and whose error is small enough.
+def choose_head(halves: Split, calibration: Calibration, path: Path, attempt: Attempt) -> ChosenHead:
+    """Write the head of ``halves``, which have one, to ``path``.
 
-    The last one is taken whatever its error is. ``int8_failed`` is why int8 need not be tried, empty where it must be.
-    Raises :class:`ConversionError` when none converts.
+    Raises :class:`ConversionError` when it does not convert or does not run, and when its error is larger than the
+    attempt allows.
     """
-    keys = (*features, *outputs)
-    reference: Reference | None = None
-    max_error = request.max_error
-    reasons = [f"int8: {int8_failed}"] if int8_failed else []
-    for precision in request.precisions:
-        if precision == "int8" and int8_failed:
-            continue
-        try:
-            head = write_head(half, keys, calibration, path, precision)
-        except ConversionError as error:
-            reasons.append(f"{precision}: {error.message}")
-            continue
-        emits_float = any(head.outputs[key].dtype.startswith("float") for key in features)
-        if reference is None and (emits_float or math.isfinite(max_error)):
-            reference = Reference.of(half, keys, calibration)
-        sent = {key: _sent(key, head, reference) for key in features}
-        if reference is not None and math.isfinite(max_error):
-            error_made = reference.error(path, head, sent)
-            if error_made > max_error:
-                reasons.append(f"{precision}: its error is {error_made:.3g} of the signal, {max_error:g} is allowed")
-                if precision != request.precisions[-1]:
-                    continue
-        return ChosenHead(head=head, precision=precision, reason="; ".join(reasons), sent=sent)
-    path.unlink(missing_ok=True)
-    raise ConversionError("; ".join(reasons) if len(reasons) > 1 else reasons[0].partition(": ")[2])
+    assert halves.head is not None
+    features = tuple(f"feature_{number}" for number in range(len(halves.crossing)))
+    returned = output_keys(halves.head_outputs)
+    head = write_head(halves.head, (*features, *returned), calibration, path, attempt.precision)
+    reference = Reference(halves=halves, features=features, returned=returned, calibration=calibration)
+    emitted = {key: head.outputs[key] for key in features}
+    sent = {
+        key: reference.int8(key) if quantization.dtype.startswith("float") else quantization
+        for key, quantization in emitted.items()
+    }
+    if math.isinf(attempt.max_error):
+        return ChosenHead(head=head, precision=attempt.precision, reason=attempt.before, sent=sent)
+    made = reference.run(path, head)
+    found = reference.deviation(made, sent)
+    reasons = [attempt.before] if attempt.before else []
+    if found.error > attempt.max_error and sent != emitted:
+        # What is lost by rounding the features is no fault of the head's.
+        exact = reference.deviation(made, emitted)
+        if exact.error <= attempt.refused_above:
+            reasons.append(f"features in int8: {found}, {attempt.max_error:g} is allowed")
+        found, sent = exact, emitted
+    if found.error > attempt.refused_above:
+        reason = f"{found}, {attempt.refused_above:g} is allowed"
+        if attempt.precision == "float32":
+            reason += ": TensorFlow Lite computes something else than the model; cut before what it gets wrong"
+        raise ConversionError(reason)
+    return ChosenHead(head=head, precision=attempt.precision, reason="; ".join(reasons), sent=sent)
 
 
-def _sent(key: str, head: Head, reference: Reference | None) -> Quantization:
-    emitted = head.outputs[key]
-    if reference is not None and emitted.dtype.startswith("float"):
-        return reference.int8(key)
-    return emitted
+def output_keys(places: tuple[int, ...]) -> tuple[str, ...]:
+    """Signature keys of the model's outputs at ``places``."""
+    return tuple(f"output_{place}" for place in places)

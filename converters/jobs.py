@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from converters.cache import Cache, Known, bundle_key
-from converters.precision import Precision
+from converters.precision import Attempt
 from converters.recipe import Recipe
-from edge_sdk.errors import ModelError, SplitfleetError
+from edge_sdk.errors import ConversionError, ModelError, SplitfleetError
 from edge_sdk.manifest import ModelRef
 
 
@@ -16,40 +16,40 @@ def outline(cache: Cache, recipe: Recipe) -> Known:
     return _Loaded(cache, recipe).known
 
 
-def build(
-    cache: Cache,
-    recipe: Recipe,
-    k: int,
-    precision: Precision,
-    max_error: float | None,
-    *,
-    int8_failed: str = "",
-    tail_tflite_failed: str = "",
-) -> Path:
-    """The folder of the bundle of a recipe's model cut after operation ``k``. Raises :class:`SplitfleetError`.
+def build(cache: Cache, recipe: Recipe, attempt: Attempt, tail_tflite_failed: str = "") -> Path:
+    """The folder of the bundle of a recipe's model, cut and in the precision as ``attempt`` says.
 
-    ``int8_failed`` says how int8 ended another process: ``auto`` then begins after it. ``tail_tflite_failed`` says so
-    of ``tail.tflite``, which the bundle then lacks.
+    ``tail_tflite_failed`` says how ``tail.tflite``, which the bundle then lacks, ended another process. Raises
+    :class:`SplitfleetError`.
     """
     from converters.bundles import build_bundle
 
     loaded = _Loaded(cache, recipe)
+    key = bundle_key(recipe, loaded.known, attempt)
+    if refusal := cache.refusal(key):
+        raise ConversionError(refusal)
     model = ModelRef(name=recipe.model_name, sha256=loaded.known.outline.model_sha256)
-    return cache.make_bundle(
-        bundle_key(recipe, loaded.known, k, precision, max_error),
-        lambda folder: build_bundle(
-            loaded.flat,
-            k,
-            loaded.calibration,
-            task=recipe.task,
-            model=model,
-            folder=folder,
-            precision=precision,
-            max_error=max_error,
-            int8_failed=int8_failed,
-            tail_tflite_failed=tail_tflite_failed,
-        ),
-    )
+    try:
+        return cache.make_bundle(
+            key,
+            lambda folder: build_bundle(
+                loaded.flat,
+                attempt.k,
+                loaded.calibration,
+                task=recipe.task,
+                model=model,
+                folder=folder,
+                precision=attempt.precision,
+                max_error=attempt.max_error,
+                before=attempt.before,
+                tail_tflite_failed=tail_tflite_failed,
+            ),
+        )
+    except ConversionError as error:
+        # Another time there may be more memory; all else stays as it is.
+        if not isinstance(error.__cause__, MemoryError):
+            cache.refuse(key, error.message)
+        raise
 
 
 class _Loaded:

@@ -54,7 +54,8 @@ class Worker:
 
         Raises what the job raises if that is a :class:`SplitfleetError`, :class:`StorageError` where a file could not
         be read or written, else :class:`ConversionError`; its
-        ``details["log"]`` is the end of what was printed, ``details["died"]`` is set where the process died of the job.
+        ``details["log"]`` is the end of what was printed, ``details["died"]`` is set where the process died of the job,
+        ``details["closed"]`` where it was made to.
         """
         connection = self._started()
         try:
@@ -86,7 +87,7 @@ class Worker:
         if self._process is not None and self._process.is_alive() and self._connection is not None:
             return self._connection
         if self._killed:
-            raise ConversionError("the workshop is closed")
+            raise ConversionError("the workshop is closed", closed=True)
         self.stop()
         context = multiprocessing.get_context("spawn")
         self._scratch = Scratch(self._place)
@@ -121,7 +122,10 @@ class Worker:
             cause = f"ended with exit code {code}"
         last = log.strip().rpartition("\n")[2]
         return ConversionError(
-            f"the worker process {cause}" + (f"; its last words: {last}" if last else ""), log=log, died=True
+            f"the worker process {cause}" + (f"; its last words: {last}" if last else ""),
+            log=log,
+            died=True,
+            closed=self._killed,
         )
 
     def _printed(self) -> str:

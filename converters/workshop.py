@@ -6,6 +6,7 @@ starting a process at all.
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import queue
@@ -19,13 +20,12 @@ from typing import Any, Self, TypeVar, cast
 from converters import jobs
 from converters.cache import Cache, bundle_key
 from converters.outline import Outline
-from converters.precision import Precision, checked_request
+from converters.precision import Attempt, Ladder, Precision
 from converters.recipe import Recipe
 from converters.worker import Worker
-from edge_sdk.errors import ConfigError, ConversionError
+from edge_sdk.errors import ConfigError, ConversionError, SplitfleetError
 
 T = TypeVar("T")
-_Wanted = tuple[int, Precision, float | None]
 
 
 class Workshop:
@@ -46,7 +46,7 @@ class Workshop:
         # One thread for each process, to wait for it.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="workshop")
         self._lock = threading.Lock()
-        self._under_way: dict[tuple[bytes, _Wanted | None], Future[Any]] = {}
+        self._under_way: dict[tuple[bytes, Ladder | None], Future[Any]] = {}
 
     def outline(self, recipe: Recipe) -> Future[Outline]:
         """The outline of a recipe's model. The future raises :class:`SplitfleetError`."""
@@ -63,30 +63,47 @@ class Workshop:
         ``k == 0``: cloud-only, ``k == n``: edge-only. With the precision ``auto`` the head is the first of int8, int8
         weights with float activations, float16 and float32 that converts and whose error (:mod:`converters.deviation`)
         is at most ``max_error``; the bundle's manifest tells which and why. Raises :class:`ConfigError` for a precision
-        or an error that is none. The future raises :class:`IllegalCutError`,
-        :class:`ConversionError` or another :class:`SplitfleetError`; a process that dies is a ``ConversionError``.
+        or an error that is none; the future as that of :meth:`build_first`.
         """
-        checked_request(precision, max_error)
-        known = self._cache.known(recipe)
-        if known is not None:
-            ready = self._cache.bundle(bundle_key(recipe, known, k, precision, max_error))
-            if ready is not None:
-                return _finished(ready)
-        wanted = (k, precision, max_error)
-        return self._submit(recipe, wanted, lambda worker: self._build(worker, recipe, *wanted))
+        return self.build_first(recipe, Ladder.of(precision, max_error, lambda _: k))
 
-    def _build(self, worker: Worker, recipe: Recipe, k: int, precision: Precision, max_error: float | None) -> Path:
-        # Calibrating int8 is where TensorFlow Lite crashes, and "auto" is to find what works. Nor may it be for want of
-        # ``tail.tflite`` that there is no bundle.
-        remedies = [*(["int8_failed"] if precision == "auto" else []), "tail_tflite_failed"]
-        remedy: dict[str, str] = {}
-        while True:
-            try:
-                return worker.run(jobs.build, self._cache, recipe, k, precision, max_error, **remedy)
-            except ConversionError as error:
-                if not remedies or not error.details.get("died"):
-                    raise
-                remedy = {remedies.pop(0): error.message}
+    def build_first(self, recipe: Recipe, ladder: Ladder) -> Future[Path]:
+        """The folder of the first bundle on ``ladder`` that can be made and is good, which belongs to the cache.
+
+        The future raises :class:`IllegalCutError`, :class:`ConversionError` or another :class:`SplitfleetError`; a
+        process that dies is a ``ConversionError``.
+        """
+        try:
+            return _finished(ladder.climb(functools.partial(self._known_bundle, recipe)))
+        except _NotMadeYet:
+            return self._submit(
+                recipe, ladder, lambda worker: ladder.climb(functools.partial(self._build, worker, recipe))
+            )
+        except SplitfleetError as error:
+            return _failed(error)
+
+    def _known_bundle(self, recipe: Recipe, attempt: Attempt) -> Path:
+        """Raises :class:`_NotMadeYet` where nobody has tried."""
+        known = self._cache.known(recipe)
+        if known is None:
+            raise _NotMadeYet
+        key = bundle_key(recipe, known, attempt)
+        ready = self._cache.bundle(key)
+        if ready is not None:
+            return ready
+        refusal = self._cache.refusal(key)
+        if not refusal:
+            raise _NotMadeYet
+        raise ConversionError(refusal)
+
+    def _build(self, worker: Worker, recipe: Recipe, attempt: Attempt) -> Path:
+        try:
+            return worker.run(jobs.build, self._cache, recipe, attempt)
+        except ConversionError as error:
+            if not error.details.get("died") or error.details.get("closed"):
+                raise
+            # It may not be for want of ``tail.tflite`` that there is no bundle.
+            return worker.run(jobs.build, self._cache, recipe, attempt, tail_tflite_failed=error.message)
 
     def close(self, *, wait: bool = True) -> None:
         """End the processes, after they have finished what was asked for, or (not ``wait``) at once."""
@@ -106,7 +123,7 @@ class Workshop:
     ) -> None:
         self.close(wait=kind is None)
 
-    def _submit(self, recipe: Recipe, wanted: _Wanted | None, task: Callable[[Worker], T]) -> Future[T]:
+    def _submit(self, recipe: Recipe, wanted: Ladder | None, task: Callable[[Worker], T]) -> Future[T]:
         """Run ``task`` on an idle worker; who asks for the same again meanwhile gets the same future."""
         try:
             key = (pickle.dumps(recipe), wanted)
@@ -131,7 +148,17 @@ class Workshop:
             self._idle.put(worker)
 
 
+class _NotMadeYet(Exception):
+    """A bundle that is not in the cache, and neither is why not."""
+
+
 def _finished(value: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(value)
+    return future
+
+
+def _failed(error: SplitfleetError) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(error)
     return future

@@ -43,7 +43,8 @@ RANDOM = "random"
 @click.option(
     "--max-error",
     type=click.FloatRange(min=0.0, min_open=True),
-    help="What 'auto' accepts of a head: the noise of its features in proportion to their signal.  [default: 0.25]",
+    help="What 'auto' accepts of a head: noise in proportion to the signal, of the features and of the outputs that "
+    "the tail makes of them.  [default: 0.1]",
 )
 @click.option(
     "--out",

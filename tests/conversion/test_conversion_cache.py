@@ -15,6 +15,7 @@ import pytest
 from converters.cache import Cache, Known, bundle_key
 from converters.graph import Graph, Operation, TensorInfo
 from converters.outline import Outline
+from converters.precision import Attempt
 from converters.recipe import Recipe
 from edge_sdk.bundle import file_sha256
 from edge_sdk.errors import StorageError
@@ -167,20 +168,33 @@ def test_a_damaged_outline_is_not_there(cache, text):
     assert cache.known(recipe()) is None
 
 
+FIRST = Attempt(k=1, precision="int8")
+
+
 def test_a_key_follows_all_that_determines_a_bundle(monkeypatch):
     keys = {
-        bundle_key(recipe(), known(), 1, "int8"),
-        bundle_key(recipe(), known(), 2, "int8"),
-        bundle_key(recipe(), known(), 1, "float16"),
-        bundle_key(recipe(task="other"), known(), 1, "int8"),
-        bundle_key(recipe(model_name="other"), known(), 1, "int8"),
-        bundle_key(recipe(), known(model_sha256="2" * 64), 1, "int8"),
-        bundle_key(recipe(), known(calibration_sha256="2" * 64), 1, "int8"),
+        bundle_key(recipe(), known(), FIRST),
+        bundle_key(recipe(), known(), Attempt(k=2, precision="int8")),
+        bundle_key(recipe(), known(), Attempt(k=1, precision="float16")),
+        bundle_key(recipe(), known(), Attempt(k=1, precision="int8", max_error=0.2)),
+        bundle_key(recipe(), known(), Attempt(k=1, precision="int8", before="int4: none")),
+        bundle_key(recipe(task="other"), known(), FIRST),
+        bundle_key(recipe(model_name="other"), known(), FIRST),
+        bundle_key(recipe(), known(model_sha256="2" * 64), FIRST),
+        bundle_key(recipe(), known(calibration_sha256="2" * 64), FIRST),
     }
-    assert bundle_key(recipe(fingerprint=None), known(), 1, "int8") in keys
+    assert bundle_key(recipe(fingerprint=None), known(), FIRST) in keys
     monkeypatch.setattr("converters.cache.versions", lambda: {"tensorflow": "0"})
-    keys.add(bundle_key(recipe(), known(), 1, "int8"))
-    assert len(keys) == 8
+    keys.add(bundle_key(recipe(), known(), FIRST))
+    assert len(keys) == 10
+
+
+def test_why_a_bundle_cannot_be_made_is_kept(cache):
+    assert cache.refusal(KEY) == ""
+    cache.refuse(KEY, "no such kernel – none")
+    assert cache.refusal(KEY) == "no such kernel – none"
+    assert cache.refusal("b" * 64) == ""
+    assert cache.bundle(KEY) is None
 
 
 def full_disk(folder: Path) -> None:
@@ -194,9 +208,17 @@ def test_a_full_disk_is_told_and_leaves_nothing(cache):
     assert list((cache.folder / "bundles").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["locks", "bundles", "outlines"])
-def test_a_folder_that_is_none_is_told(cache, name):
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("locks", lambda cache: cache.make_bundle(KEY, build)),
+        ("bundles", lambda cache: cache.make_bundle(KEY, build)),
+        ("outlines", lambda cache: cache.remember(recipe(), known())),
+        ("refusals", lambda cache: cache.refuse(KEY, "why")),
+    ],
+)
+def test_a_folder_that_is_none_is_told(cache, name, use):
     cache.folder.mkdir()
     (cache.folder / name).touch()
     with pytest.raises(StorageError, match="cannot be used"):
-        cache.remember(recipe(), known()) if name == "outlines" else cache.make_bundle(KEY, build)
+        use(cache)

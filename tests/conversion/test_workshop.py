@@ -74,6 +74,24 @@ def test_a_hit_by_fingerprint_starts_no_process(cache, workshop):
             second.build(cold, 5).result()
 
 
+def test_a_refusal_is_found_again_without_a_process(cache, workshop):
+    """So ``auto`` does not convert each time what is no good."""
+    dead = {"fingerprint": "dead-1", "calibration": small_models.dead_samples}
+    named = recipe("dead", load=small_models.dead, **dead)
+    with pytest.raises(ConversionError, match="cannot run") as first:
+        workshop.build(named, 5).result()
+    folder = workshop.build(named, 5, "auto").result()
+    manifest = Bundle.open(folder).manifest
+    assert (manifest.precision, manifest.precision_reason) == ("int8-weights", f"int8: {first.value.message}")
+    assert str(cache) not in manifest.precision_reason
+    cold = recipe("dead", load=small_models.killed, **dead)
+    with Workshop(cache, workers=1) as second:
+        with pytest.raises(ConversionError) as again:
+            second.build(cold, 5).result()
+        assert again.value.message == first.value.message
+        assert second.build(cold, 5, "auto").result() == folder
+
+
 def test_a_process_that_dies_is_an_error_and_the_next_job_runs(workshop):
     with pytest.raises(ConversionError, match=r"SIGKILL, as happens when memory runs out; .*about to vanish") as caught:
         workshop.outline(recipe(load=small_models.killed)).result()

@@ -70,12 +70,18 @@ def report(folder: Path) -> dict[str, Any]:
         values = np.random.default_rng(0).uniform(0, 255, (3, *old.input_shape[1:])).astype(np.float32)
         difference = np.abs(np.asarray(flat.model(values, training=False)) - np.asarray(old(values, training=False)))
         legal = [cut.k for cut in cut_points(flat.graph) if cut.legal]
-        target = folder / name
-        target.mkdir()
         calibration = Calibration.of(flat.graph, random_calibration(flat))
         k = legal[len(legal) // 2]
+        target = folder / name
+        target.mkdir()
         bundle = build_bundle(
-            flat, k, calibration, task="t", model=ModelRef(name=name, sha256="0" * 64), folder=target, precision="auto"
+            flat,
+            k,
+            calibration,
+            task="t",
+            model=ModelRef(name=name, sha256="0" * 64),
+            folder=target,
+            precision="int8-weights",
         )
         made[name] = {
             "difference": float(difference.max()),

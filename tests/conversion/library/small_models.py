@@ -207,13 +207,15 @@ def outliers() -> Any:
     signal_in = keras.Input((8,), name="signal")
     wide = layers.Dense(64, activation="relu", name="wide")
     narrow = layers.Dense(8, activation="tanh", name="narrow")
-    model = keras.Model(signal_in, layers.Dense(2, name="scores")(narrow(wide(signal_in))), name="outliers")
+    scores = layers.Dense(2, name="scores")
+    model = keras.Model(signal_in, scores(narrow(wide(signal_in))), name="outliers")
     rng = np.random.default_rng(0)
     kernel, back = rng.normal(size=(8, 64)), rng.normal(size=(64, 8)) * 0.1
     kernel[:, 0] *= 3000.0
     back[0] = 0.0
     wide.set_weights([kernel, np.zeros(64)])
     narrow.set_weights([back, np.zeros(8)])
+    scores.set_weights([rng.normal(size=(8, 2)), np.zeros(2)])
     return model
 
 
@@ -221,11 +223,26 @@ def outlier_samples() -> dict[str, np.ndarray[Any, Any]]:
     return {"signal": np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)}
 
 
+def other_at_one() -> Any:
+    """A model with a layer that computes something else for a batch of one, as a head has it."""
+    import keras
+    from keras import layers
+
+    class Other(layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return keras.ops.flip(x, axis=-1) if x.shape[0] == 1 else x
+
+    signal_in = keras.Input((16,), name="signal")
+    x = Other(name="other")(layers.Dense(6, name="wide")(signal_in))
+    return keras.Model(signal_in, layers.Dense(2, name="scores")(x), name="other_at_one")
+
+
 def dead() -> Any:
     """A layer whose values are always zero, and so have no range that int8 could be spread over."""
     import keras
     from keras import layers
 
+    keras.utils.set_random_seed(0)
     image = keras.Input((8, 8, 2), name="image")
     x = layers.Conv2D(4, 3, name="first")(image)
     x = layers.Conv2D(4, 3, name="second")(layers.ReLU(name="nothing")(x - 1e4))
