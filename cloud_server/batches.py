@@ -1,29 +1,32 @@
-"""Batches of one tail: a bounded, fair queue of requests, and the thread that runs what waits there together.
+"""Batches of one tail: a bounded, fair queue of requests, and what becomes of it as the tail's engine becomes free.
 
 An engine that becomes free takes what is waiting, up to the largest batch. It waits for more only when there were
-several requests as it ended its last batch, and then at most for a moment: a lone caller is never held up. What is
-computed, and how requests become one batch, is the tail's business (:mod:`cloud_server.tails`).
+several requests as it ended its last batch, and then at most for a moment: a lone caller is never held up.
+
+All of it happens in the I/O thread, and nothing waits: where a batch runs, and that a tail may have no engine for a
+while, is the business of :mod:`cloud_server.tails`.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from threading import Condition, Thread
 
 from cloud_server.fair_queue import FairQueue
+from cloud_server.loop import Loop, Timer
+from cloud_server.tail_signature import Features, Result
+from cloud_server.workers.line import Ran
 from edge_sdk.errors import OverloadedError
-from edge_sdk.wire import Tensor
 
 _LOG = logging.getLogger(__name__)
 _LEAST_RETRY_S = 0.05
+# Of a tail that has no engine yet: loading takes seconds.
+_LOADING_RETRY_S = 1.0
 _SMOOTHING = 0.1
 
-Features = Sequence[Tensor]
-Result = tuple[Tensor, ...]
-Compute = Callable[[Sequence[Features]], Sequence[Result]]
+Run = Callable[[Sequence[Features], int, Ran], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +60,10 @@ Done = Callable[[Computed | Exception], None]
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Member:
     features: Features
+    samples: int
     begin: Callable[[], None]
     done: Done
-    flush: Callable[[], None]
     joined_at: float
-
-    @property
-    def samples(self) -> int:
-        return int(self.features[0].data.shape[0])
 
     def refusal(self) -> Exception | None:
         """Why it must not run any more."""
@@ -76,81 +75,105 @@ class _Member:
 
 
 class Batcher:
-    """The queue of one tail and the thread that works it off with ``compute``.
+    """The queue of one tail. Its requests wait until :meth:`attach` says how batches are run.
 
-    ``compute`` gives each of several requests its own outputs, or raises; then they are run one by one, so that only
-    those that fail by themselves do.
+    An engine gives each of several requests its own outputs, or fails; then they are run one by one, so that only those
+    that fail by themselves do. :attr:`completed` counts the batches that did not fail.
     """
 
-    def __init__(self, name: str, compute: Compute, limits: BatchLimits) -> None:
+    def __init__(self, name: str, limits: BatchLimits, loop: Loop) -> None:
         self.name = name
-        self._compute = compute
         self._limits = limits
+        self._loop = loop
         self._queue: FairQueue[_Member] = FairQueue(capacity=limits.queued, per_caller=limits.queued_per_device)
-        self._changed = Condition()
-        self._closed = False
-        self._last: Callable[[], None] = lambda: None
-        # How many requests may be there in the next turn, and how many it takes to wake the thread.
+        self._run: Run | None = None
+        self._running: Sequence[_Member] = ()
+        self._began_at = 0.0
+        # Those of a batch that failed, to be run one by one before anything else.
+        self._alone: deque[_Member] = deque()
+        self._last: Callable[[], None] | None = None
+        # How many requests may be there in the next turn; since when the engine is free for it; when it stops waiting.
         self._together = 1
-        self._wanted = 1
+        self._free_at: float | None = None
+        self._delay: Timer | None = None
+        self._due = False
         self._mean_s = 0.0
-        # A daemon: a tail that never returns must not keep the process from ending.
-        self._thread = Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self.completed = 0
 
     @property
     def depth(self) -> int:
-        """How many requests wait."""
-        return len(self._queue)
+        """How many requests wait. May be asked from any thread."""
+        return len(self._queue) + len(self._alone)
 
-    def submit(
-        self,
-        caller: Hashable,
-        features: Features,
-        *,
-        begin: Callable[[], None],
-        done: Done,
-        flush: Callable[[], None],
-    ) -> bool:
+    @property
+    def running(self) -> bool:
+        """Whether a batch is in the engine."""
+        return bool(self._running)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return not self._running and not self._queue and not self._alone
+
+    def runs_in_vain(self, for_s: float) -> bool:
+        """Whether the batch in the engine has been there for ``for_s`` and nobody waits for it any more."""
+        if not self._running or self._loop.clock() - self._began_at < for_s:
+            return False
+        return all(member.refusal() is not None for member in self._running)
+
+    def submit(self, caller: Hashable, features: Features, *, begin: Callable[[], None], done: Done) -> None:
         """Queue a request of ``caller``. ``begin`` is called right before it runs, and raises to prevent that; ``done``
-        gets the outcome, in some thread, exactly once, and ``flush`` comes after the outcomes of a batch: whoever is to
-        be woken is so once. None may block or take long; ``done`` and ``flush`` must not raise.
+        gets the outcome, exactly once, but not from in here.
 
-        ``False``: closed, nothing will happen. Raises :class:`OverloadedError` when too many wait already.
+        Raises :class:`OverloadedError` when too many wait already.
         """
-        member = _Member(features=features, begin=begin, done=done, flush=flush, joined_at=time.monotonic())
-        ended: list[tuple[_Member, Exception]] = []
-        with self._changed:
-            if self._closed:
-                return False
-            if self._queue.is_full(caller):
-                ended = self._make_room(caller)
-            refusal = self._overloaded() if self._queue.is_full(caller) else None
-            if refusal is None:
-                self._queue.put(caller, member)
-                if len(self._queue) >= self._wanted:
-                    self._changed.notify()
-        for other, error in ended:
-            self._end(other, error)
-            other.flush()
-        if refusal is not None:
-            raise refusal
-        return True
+        queue = self._queue
+        if queue.is_full(caller):
+            self._make_room(caller)
+            if queue.is_full(caller):
+                raise self._overloaded()
+        # Those of a tail that is not known yet are checked later, before they can run.
+        samples = features[0].data.shape[0] if features and features[0].data.ndim else 0
+        queue.put(
+            caller,
+            _Member(features=features, samples=samples, begin=begin, done=done, joined_at=self._loop.clock()),
+        )
+        self._look_soon()
+
+    def attach(self, run: Run) -> None:
+        """Have batches run by ``run`` from now on, which hears of one when the one before has ended."""
+        self._run = run
+        self._look_soon()
+
+    def detach(self, error: Exception) -> None:
+        """There is no engine for the time being; what was in it ends in ``error``, what waits goes on waiting."""
+        self._run = None
+        lost, self._running = self._running, ()
+        for member in lost:
+            self._end(member, error)
+
+    def refuse(self, reason_of: Callable[[Features], Exception | None]) -> None:
+        """End those that wait and for whose features there is a reason to."""
+        reasons: dict[_Member, Exception] = {}
+
+        def is_vain(member: _Member) -> bool:
+            reason = reason_of(member.features)
+            if reason is not None:
+                reasons[member] = reason
+            return reason is not None
+
+        self._queue.discard(is_vain)
+        self._alone = deque(member for member in self._alone if not is_vain(member))
+        for member, reason in reasons.items():
+            self._end(member, reason)
 
     def close(self, last: Callable[[], None]) -> None:
-        """Run what is queued, then ``last``, then end the thread; does not wait for it."""
-        with self._changed:
-            self._closed = True
-            self._last = last
-            self._changed.notify()
+        """Run what is queued, then call ``last``."""
+        self._last = last
+        self._look_soon()
 
-    def join(self, timeout_s: float) -> bool:
-        """Whether the thread ended within ``timeout_s`` after :meth:`close`."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _make_room(self, caller: Hashable) -> list[tuple[_Member, Exception]]:
-        """Take out those that nobody waits for, else the newest of a greedier caller: to be told without the lock."""
+    def _make_room(self, caller: Hashable) -> None:
+        """Take out those that nobody waits for, else the newest of a greedier caller."""
         refusals: dict[_Member, Exception] = {}
 
         def is_vain(member: _Member) -> bool:
@@ -164,90 +187,119 @@ class Batcher:
             displaced = self._queue.make_room(caller)
             if displaced is not None:
                 refusals[displaced] = self._overloaded()
-        return list(refusals.items())
+        for member, error in refusals.items():
+            self._end(member, error)
 
     def _overloaded(self) -> OverloadedError:
         waiting = len(self._queue)
-        retry_after_s = max(_LEAST_RETRY_S, waiting * self._mean_s)
+        least_s = _LEAST_RETRY_S if self._run is not None else _LOADING_RETRY_S
+        retry_after_s = max(least_s, waiting * self._mean_s)
         return OverloadedError(
             f"{self.name}: {waiting} requests are waiting, which is the limit or this device's share of it; "
             f"retry in {retry_after_s:.2f} s",
             retry_after_s=retry_after_s,
         )
 
-    # All below runs in the thread.
+    def _look_soon(self) -> None:
+        # Not at once: what came in together should run together.
+        if not self._due and not self._running:
+            self._due = True
+            self._loop.call_soon(self._look)
 
-    def _work(self) -> None:
-        # Each turn in a call of its own: else its tensors would stay alive until the next one.
-        while self._turn():
-            pass
-        try:
-            self._last()
-        except Exception:
-            _LOG.exception("%s: the end failed", self.name)
+    def _look(self) -> None:
+        """Begin a batch if it is time for one."""
+        self._due = False
+        while not self._running and self._run is not None:
+            if self._alone:
+                members = self._take_alone()
+            elif self._queue:
+                if self._must_wait():
+                    return
+                members = self._take()
+            else:
+                break
+            if members:
+                self._begin(members)
+        if self.idle and self._last is not None:
+            last, self._last = self._last, None
+            last()
 
-    def _turn(self) -> bool:
-        """Run one batch; ``False``: closed, and nothing is left."""
+    def _must_wait(self) -> bool:
+        now = self._loop.clock()
+        if self._free_at is None:
+            self._free_at = now
+        wanted = min(self._together, self._limits.max_batch)
+        closing = self._last is not None
+        wait_s = self._free_at + self._limits.delay_s - now
+        if len(self._queue) < wanted and wait_s > 0 and not closing:
+            if self._delay is None:
+                self._delay = self._loop.call_later(wait_s, self._delay_is_over)
+            return True
+        return False
+
+    def _delay_is_over(self) -> None:
+        self._delay = None
+        self._together = 1
+        self._look()
+
+    def _take(self) -> list[_Member]:
+        """The members of the next batch; those that must not run any more end here."""
+        queue, most = self._queue, self._limits.max_batch
+        free_at = self._free_at or 0.0
+        self._free_at = None
+        if self._delay is not None:
+            self._delay.cancel()
+            self._delay = None
         members: list[_Member] = []
         refused: list[tuple[_Member, Exception]] = []
-        with self._changed:
-            self._wait_for(1, None)
-            if not len(self._queue):
-                return False
-            free_at = time.monotonic()
-            if self._together > 1 and self._limits.delay_s > 0:
-                self._wait_for(min(self._together, self._limits.max_batch), self._limits.delay_s)
-            samples = 0
-            while len(self._queue) and (not samples or samples + self._queue.first().samples <= self._limits.max_batch):
-                member = self._queue.pop()
-                refusal = member.refusal()
-                if refusal is not None:
-                    refused.append((member, refusal))
-                    continue
-                member.joined_at = max(member.joined_at, free_at)
-                members.append(member)
-                samples += member.samples
+        samples = 0
+        while queue and (not samples or samples + queue.first().samples <= most):
+            member = queue.pop()
+            refusal = member.refusal()
+            if refusal is not None:
+                refused.append((member, refusal))
+                continue
+            if member.joined_at < free_at:
+                member.joined_at = free_at
+            members.append(member)
+            samples += member.samples
         for member, refusal in refused:
             self._end(member, refusal)
-            member.flush()
-        if members:
-            began = time.perf_counter()
-            self._run(members)
-            self._mean_s += _SMOOTHING * ((time.perf_counter() - began) / len(members) - self._mean_s)
-        return True
+        return members
 
-    def _wait_for(self, wanted: int, timeout_s: float | None) -> None:
-        self._wanted = wanted
-        self._changed.wait_for(lambda: len(self._queue) >= wanted or self._closed, timeout_s)
-        self._wanted = 1
+    def _take_alone(self) -> list[_Member]:
+        member = self._alone.popleft()
+        refusal = member.refusal()
+        if refusal is None:
+            return [member]
+        self._end(member, refusal)
+        return []
 
-    def _run(self, members: Sequence[_Member]) -> None:
-        began_at = time.monotonic()
-        try:
-            results = self._compute([member.features for member in members])
-        except Exception as error:
-            if len(members) == 1:
-                self._end(members[0], error)
-                members[0].flush()
-                return
-            _LOG.warning("%s: a batch of %d requests failed, they are run one by one", self.name, len(members))
-            for member in members:
-                refusal = member.refusal()
-                if refusal is None:
-                    self._run([member])
-                else:
-                    self._end(member, refusal)
-                    member.flush()
-            return
-        compute_s = time.monotonic() - began_at
+    def _begin(self, members: list[_Member]) -> None:
+        assert self._run is not None
+        self._running = members
+        self._began_at = self._loop.clock()
+        samples = sum(member.samples for member in members)
+        self._run([member.features for member in members], samples, self._ran)
+
+    def _ran(self, outcome: list[Result] | Exception, compute_s: float) -> None:
+        members, self._running = self._running, ()
+        ended_at = self._loop.clock()
+        self._mean_s += _SMOOTHING * ((ended_at - self._began_at) / len(members) - self._mean_s)
         # Before anybody hears of it: those that wait now are others than these, who may come back.
         self._together = len(members) + len(self._queue)
-        batch = sum(member.samples for member in members)
-        for member, outputs in zip(members, results, strict=True):
-            wait_s = began_at - member.joined_at
-            self._end(member, Computed(outputs=outputs, batch_wait_s=wait_s, compute_s=compute_s, batch=batch))
-        for flush in {member.flush for member in members}:
-            flush()
+        if not isinstance(outcome, Exception):
+            self.completed += 1
+            batch = sum(member.samples for member in members)
+            for member, outputs in zip(members, outcome, strict=True):
+                wait_s = self._began_at - member.joined_at
+                self._end(member, Computed(outputs=outputs, batch_wait_s=wait_s, compute_s=compute_s, batch=batch))
+        elif len(members) == 1:
+            self._end(members[0], outcome)
+        else:
+            _LOG.warning("%s: a batch of %d requests failed, they are run one by one", self.name, len(members))
+            self._alone.extend(members)
+        self._look_soon()
 
     def _end(self, member: _Member, outcome: Computed | Exception) -> None:
         try:

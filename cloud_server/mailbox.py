@@ -26,12 +26,8 @@ class Mailbox:
 
     def post(self, entry: Entry) -> None:
         """Have ``entry`` called by the thread that drains; after :meth:`close` it is forgotten."""
-        self.put(entry)
-        self.wake()
-
-    def put(self, entry: Entry) -> None:
-        """The same without waking that thread: for several entries, after which it is woken once."""
         self._entries.append(entry)
+        self.wake()
 
     def wake(self) -> None:
         """Let the poll return."""

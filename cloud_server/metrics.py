@@ -77,7 +77,7 @@ class Metrics:
             ("method", *_PER_TAIL, "outcome"),
             registry=self._registry,
         )
-        self._queue = self._seconds("queue", "waited for their turn, and for the threads of the server")
+        self._queue = self._seconds("queue", "waited for their turn, and for the way through the server's processes")
         self._batch_wait = self._seconds("batch_wait", "waited for others to join their batch")
         self._compute = self._seconds("compute", "were in the engine")
         self._batch = Histogram(
@@ -126,7 +126,7 @@ class Metrics:
     def collect(self) -> Iterable[Metric]:
         """What is looked up when somebody asks."""
         depths = self._tails.depths()
-        yield GaugeMetricFamily("splitfleet_tails_loaded", "Tails that are served.", value=len(depths))
+        yield GaugeMetricFamily("splitfleet_tails_loaded", "Tails that are served.", value=len(self._tails.ready))
         depth = GaugeMetricFamily("splitfleet_queue_depth", "Requests that wait for a tail.", labels=("tail",))
         for digest, waiting in depths.items():
             depth.add_metric((digest[:_TAIL_CHARS],), waiting)
@@ -134,10 +134,26 @@ class Metrics:
         yield GaugeMetricFamily(
             "splitfleet_devices_online", "Registered devices that are heard of.", value=self._devices_online()
         )
+        yield from self._of_workers()
         dropped = CounterMetricFamily("splitfleet_dropped", "What could not be answered.", labels=("reason",))
         for reason, count in dict(self._dropped).items():
             dropped.add_metric((reason,), count)
         yield dropped
+
+    def _of_workers(self) -> Iterable[Metric]:
+        workers = self._tails.workers()
+        yield GaugeMetricFamily(
+            "splitfleet_workers_alive", "Worker processes that run tails.", value=sum(worker.up for worker in workers)
+        )
+        restarts = CounterMetricFamily("splitfleet_worker_restarts", "Times that it died.", labels=("worker",))
+        memory = GaugeMetricFamily("splitfleet_worker_rss_bytes", "Memory that it has.", labels=("worker",))
+        tails = GaugeMetricFamily("splitfleet_worker_tails", "Tails that are loaded in it.", labels=("worker",))
+        for worker in workers:
+            label = (str(worker.number),)
+            restarts.add_metric(label, worker.restarts)
+            memory.add_metric(label, worker.rss_bytes)
+            tails.add_metric(label, worker.tails)
+        yield from (restarts, memory, tails)
 
     def _labels(self, request: Request) -> tuple[str, str]:
         kind = self._kind_of(request.peer)
@@ -148,7 +164,7 @@ class Metrics:
         digest = request.bundle
         if digest is None:
             return "", kind
-        return digest[:_TAIL_CHARS] if self._tails.is_ready(digest) else _OTHER, kind
+        return digest[:_TAIL_CHARS] if self._tails.is_known(digest) else _OTHER, kind
 
     def _seconds(self, name: str, what: str) -> Histogram:
         return Histogram(

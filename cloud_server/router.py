@@ -98,6 +98,12 @@ class Router:
                 f"cannot bind to {endpoint!r} ({error.strerror}): expected something like tcp://127.0.0.1:5555"
             ) from None
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        # Ready for reading when something may have changed: then, and after each send, ask :meth:`readable`.
+        self.descriptor = int(self.socket.getsockopt(zmq.FD))
+
+    def readable(self) -> bool:
+        """Whether a message is there."""
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self) -> Arrival | None:
         """The next message; ``None`` when nothing is there."""

@@ -1,7 +1,7 @@
 """The cloud server: one thread that owns the ROUTER and the table of who answers what.
 
-Nothing slow runs in that thread. Tails have queues and threads of their own; blobs, the registry and the loading of
-tails have lanes; outcomes come back through a mailbox. A message that is malformed, unknown or fails in an unforeseen
+Nothing slow runs in that thread. Tails run in worker processes; blobs, the registry and the loading of tails have
+lanes, whose outcomes come back through a mailbox. A message that is malformed, unknown or fails in an unforeseen
 way costs that message, never the server.
 """
 
@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-import zmq
-
 from cloud_server.allow_list import Holder
 from cloud_server.blob_calls import BlobCalls, Call
 from cloud_server.fleet import Fleet
@@ -22,6 +20,7 @@ from cloud_server.fleet_calls import DeviceRegistry, FleetCalls
 from cloud_server.guard import Guard
 from cloud_server.lanes import Lane
 from cloud_server.ledger import Request
+from cloud_server.loop import Loop
 from cloud_server.metrics import Metrics
 from cloud_server.router import Router
 from cloud_server.switchboard import Handler, Switchboard
@@ -63,16 +62,18 @@ class Server:
         tails: TailHost,
         blobs: BlobCalls,
         registry: ServerRegistry,
+        loop: Loop,
         grace_s: float = GRACE_S,
     ) -> None:
-        """``grace_s``: how long what is under way may take to end once the server stops."""
+        """``loop`` is the one of ``tails``. ``grace_s``: how long what is under way may take once the server stops."""
         self.endpoint = router.endpoint
         self._router = router
         self._registry = registry
         self._tails = tails
         # Without one, which takes a router without CURVE, everybody may do everything.
         self._guard = router.guard
-        self._switchboard = Switchboard(router)
+        self._loop = loop
+        self._switchboard = Switchboard(router, loop)
         self._metrics = Metrics(
             tails=tails,
             kind_of=fleet.profile_of,
@@ -107,7 +108,7 @@ class Server:
         May be called from any thread and from a signal handler.
         """
         self._stopping = True
-        self._switchboard.mailbox.wake()
+        self._loop.mailbox.wake()
 
     def ailment(self) -> str | None:
         """Why it is not alive, if so. May be asked from any thread, as may the next two."""
@@ -122,9 +123,11 @@ class Server:
             return "the server is stopping"
         if missing is None:
             return "the server is starting"
-        if missing:
-            return f"tails of accepted allocations that are not loaded: {', '.join(sorted(missing))}"
-        return None
+        reasons = (
+            [f"tails of accepted allocations that are not loaded: {', '.join(sorted(missing))}"] if missing else []
+        )
+        reasons += [trouble for what, trouble in self._tails.troubles().items() if what not in missing]
+        return "; ".join(reasons) or None
 
     def exposition(self) -> bytes:
         """Its figures, in Prometheus' text form."""
@@ -132,14 +135,15 @@ class Server:
 
     def run(self) -> bool:
         """Serve until :meth:`stop`. Returns whether all threads ended; one that loads a tail may still be at it."""
-        self._tail_calls.load_at_start(self._registry.active_bundles())
-        poller = zmq.Poller()
-        poller.register(self._router.socket, zmq.POLLIN)
-        poller.register(self._switchboard.mailbox.descriptor, zmq.POLLIN)
+        active = self._registry.active_bundles()
+        self._tails.start()
+        self._tail_calls.load_at_start(active)
+        # Only to wake it: what there is to read is asked of the router itself.
+        self._loop.watch(self._router.descriptor, lambda _: None)
         stop_by: float | None = None
         while stop_by is None or (self._switchboard.under_way and self._switchboard.clock() < stop_by):
             try:
-                self._turn(bool(dict(poller.poll(self._sleep_ms())).get(self._router.socket)))
+                self._turn()
                 if self._stopping and stop_by is None:
                     stop_by = self._switchboard.clock() + self._grace_s
                     self._switchboard.notify_all(_stopping())
@@ -148,25 +152,26 @@ class Server:
                 _LOG.exception("unexpected failure in the I/O loop")
         return self._close()
 
-    def _sleep_ms(self) -> int:
-        deadline = self._switchboard.next_deadline()
-        wake_at = self._next_sweep if deadline is None else min(self._next_sweep, deadline)
-        # Rounded up, since a poll that returns too early would spin.
-        return max(0, int((wake_at - self._switchboard.clock()) * 1000) + 1)
-
-    def _turn(self, came: bool) -> None:
-        for _ in range(_RECEIVED_AT_ONCE if came else 0):
-            received = self._router.receive()
-            if received is None:
+    def _turn(self) -> None:
+        for _ in range(_RECEIVED_AT_ONCE):
+            if not self._router.readable():
                 break
-            self._receive(*received)
-        for entry in self._switchboard.mailbox.drain():
-            entry()
+            received = self._router.receive()
+            if received is not None:
+                self._receive(*received)
+        self._loop.run_soon()
+        # Sending may have taken in what has come: the descriptor tells of it only once.
+        self._loop.wait(0.0 if self._router.readable() else self._wake_at())
         self._switchboard.expire()
         now = self._last_turn = self._switchboard.clock()
         if now >= self._next_sweep:
             self._next_sweep = now + _SWEEP_S
             self._fleet_calls.sweep()
+            self._tails.sweep()
+
+    def _wake_at(self) -> float:
+        deadline = self._switchboard.next_deadline()
+        return self._next_sweep if deadline is None else min(self._next_sweep, deadline)
 
     def _receive(self, peer: bytes, frames: list[bytes], key: str | None) -> None:
         try:
@@ -241,13 +246,13 @@ class Server:
 
     def _close(self) -> bool:
         self._switchboard.fail_all(_stopping())
+        # Whoever waits for a tail to be loaded does not have to any more.
+        self._tails.close(_JOIN_WITHIN_S)
         lanes = (*self._fleet_calls.lanes, *self._tail_calls.lanes, self._reading, self._writing)
         for lane in lanes:
             lane.close()
         ended = all(lane.join(_JOIN_WITHIN_S) for lane in lanes)
-        # A thread that still loads a tail holds the lock that closing the tails would wait for.
-        ended = ended and self._tails.close(_JOIN_WITHIN_S)
-        self._switchboard.mailbox.close()
+        self._loop.close()
         self._router.close()
         if self.dropped:
             _LOG.info("dropped: %s", ", ".join(f"{count} {what}" for what, count in sorted(self.dropped.items())))

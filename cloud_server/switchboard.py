@@ -7,7 +7,6 @@ answer or a typed error, by its budget at the latest. What has no addressee is c
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 
 from cloud_server.lanes import Lane
 from cloud_server.ledger import Ledger, Request
-from cloud_server.mailbox import Mailbox
+from cloud_server.loop import Loop
 from cloud_server.router import Delivery, Router
 from edge_sdk.errors import (
     DeadlineExceededError,
@@ -40,11 +39,11 @@ Handler = Callable[[Request, Message], None]
 class Switchboard:
     """The requests under way on ``router``."""
 
-    def __init__(self, router: Router, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, router: Router, loop: Loop) -> None:
         self._router = router
         self._ledger = Ledger()
-        self.clock = clock
-        self.mailbox = Mailbox()
+        self.clock = loop.clock
+        self._mailbox = loop.mailbox
         self.dropped: Counter[str] = Counter()
         self.on_end: Callable[[Request, Message], None] = lambda *_: None
         self._peers: OrderedDict[bytes, None] = OrderedDict()
@@ -136,13 +135,9 @@ class Switchboard:
 
         lane.submit(guarded, partial(self.come_back, request, then))
 
-    def put_back(self, request: Request, then: Callable[[T], None], outcome: T | Exception) -> None:
-        """:meth:`come_back` without waking the I/O thread, which ``mailbox.wake`` does for several at once."""
-        self.mailbox.put(partial(self._resume, request, then, outcome))
-
     def come_back(self, request: Request, then: Callable[[T], None], outcome: T | Exception) -> None:
         """From any thread: go on in the I/O thread with ``then``, or fail where the outcome is an exception."""
-        self.mailbox.post(partial(self._resume, request, then, outcome))
+        self._mailbox.post(partial(self._resume, request, then, outcome))
 
     def _resume(self, request: Request, then: Callable[[T], None], outcome: T | Exception) -> None:
         try:

@@ -1,23 +1,19 @@
-"""INFER, ``tail.load`` and ``tail.unload``, in the I/O thread; the work is done by :mod:`cloud_server.tails`."""
+"""INFER, ``tail.load`` and ``tail.unload``; the work is done by :mod:`cloud_server.tails`."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from cloud_server.batches import Computed
-from cloud_server.lanes import Lane, log_failure
+from cloud_server.lanes import Lane
 from cloud_server.ledger import Request
 from cloud_server.switchboard import Handler, Switchboard
 from cloud_server.tails import TailHost
-from edge_sdk.errors import InvalidInputError, OverloadedError
+from edge_sdk.errors import InvalidInputError
 from edge_sdk.protocol import LoadTail, UnloadTail
 from edge_sdk.wire import Message, MessageType
-
-_LOG = logging.getLogger(__name__)
-LOADING_RETRY_S = 1.0
 
 
 class TailCalls:
@@ -32,9 +28,6 @@ class TailCalls:
         """``on_computed`` hears of each result: request, bytes of its features, time in the queue, outcome."""
         self._switchboard = switchboard
         self._tails = tails
-        # One thread: loading takes all cores anyway.
-        self._loading = Lane("loading of tails", capacity=64)
-        self._coming: dict[str, list[tuple[Request, Message]]] = {}
         # The tails of accepted allocations; ``None`` as long as nobody knows them.
         self._wanted: frozenset[str] | None = None
         self._on_computed = on_computed
@@ -45,7 +38,7 @@ class TailCalls:
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        return (self._loading,)
+        return (self._tails.lane,)
 
     def missing(self) -> frozenset[str] | None:
         """Accepted allocations whose tails are not served; ``None``: not known yet. May be asked from any thread."""
@@ -57,63 +50,32 @@ class TailCalls:
 
         Their devices may ask at once: such requests wait for their tail instead of being refused.
         """
-        self._coming = {digest: [] for digest in digests}
         self._wanted = frozenset(digests)
-
-        def load_all() -> None:
-            for digest in digests:
-                has_tail = True
-                try:
-                    has_tail = self._tails.has_tail(digest)
-                    if has_tail:
-                        self._tails.load(digest)
-                        _LOG.info("the tail of bundle %s is ready", digest)
-                except Exception as error:
-                    _LOG.error("the tail of bundle %s of an accepted allocation is not served: %s", digest, error)
-                self._switchboard.mailbox.post(partial(self._came, digest, has_tail))
-
-        self._loading.submit(load_all, log_failure("loading the tails of accepted allocations"))
-
-    def _came(self, digest: str, has_tail: bool) -> None:
-        if not has_tail:
-            self._want_no_more(digest)
-        for request, message in self._coming.pop(digest):
-            try:
-                self.infer(request, message)
-            except Exception as error:
-                self._switchboard.fail(request, error)
+        self._tails.bring(digests, on_edge_only=self._want_no_more)
 
     def infer(self, request: Request, message: Message) -> None:
         """Have a tail run the features of an INFER; the RESULT is sent when it has."""
         digest = message.bundle
         if digest is None:
             raise InvalidInputError("INFER needs the digest of a bundle in header key 'bundle'")
-        waiting = self._coming.get(digest)
-        if waiting is not None:
-            if len(waiting) >= self._tails.limits.queued:
-                raise OverloadedError(
-                    f"{len(waiting)} requests wait for the tail of bundle {digest[:12]} to be loaded",
-                    retry_after_s=LOADING_RETRY_S,
-                )
-            waiting.append((request, message))
-            return
         self._tails.submit(
             digest,
             # One device may have several connections, but has one key.
             request.key or request.peer,
             message.tensors,
             begin=partial(self._switchboard.must_be_open, request),
-            flush=self._switchboard.mailbox.wake,
-            done=partial(
-                self._switchboard.put_back,
-                request,
-                partial(self._send_result, request, digest, sum(tensor.data.nbytes for tensor in message.tensors)),
-            ),
+            done=partial(self._ended, request, message),
         )
 
-    def _send_result(self, request: Request, digest: str, sent_bytes: int, computed: Computed) -> None:
+    def _ended(self, request: Request, message: Message, outcome: Computed | Exception) -> None:
+        if isinstance(outcome, Exception):
+            self._switchboard.fail(request, outcome)
+        else:
+            self._send_result(request, message, outcome)
+
+    def _send_result(self, request: Request, message: Message, computed: Computed) -> None:
         dwell_s = self._switchboard.clock() - request.received_at
-        # Its turn, and the way through the threads of the server.
+        # Its turn, and the way through the server's processes.
         queue_s = max(0.0, dwell_s - computed.batch_wait_s - computed.compute_s)
         body = {
             "cloud_s": dwell_s,
@@ -121,10 +83,16 @@ class TailCalls:
             "batch_wait_s": computed.batch_wait_s,
             "compute_s": computed.compute_s,
         }
-        self._on_computed(request, sent_bytes, queue_s, computed)
+        self._on_computed(request, sum(tensor.data.nbytes for tensor in message.tensors), queue_s, computed)
         self._switchboard.end(
             request,
-            Message(type=MessageType.RESULT, request_id=request.id, bundle=digest, body=body, tensors=computed.outputs),
+            Message(
+                type=MessageType.RESULT,
+                request_id=request.id,
+                bundle=message.bundle,
+                body=body,
+                tensors=computed.outputs,
+            ),
         )
 
     def _load(self, request: Request, message: Message) -> None:
@@ -134,7 +102,7 @@ class TailCalls:
         def loaded(engine: str) -> None:
             self._switchboard.reply(request, {"load_s": time.perf_counter() - began, "engine": engine})
 
-        self._switchboard.work(self._loading, request, partial(self._tails.load, digest), loaded)
+        self._switchboard.work(self._tails.lane, request, partial(self._tails.load, digest), loaded)
 
     def _unload(self, request: Request, message: Message) -> None:
         digest = UnloadTail.from_body(message.body).bundle
@@ -143,7 +111,7 @@ class TailCalls:
             self._want_no_more(digest)
             self._switchboard.reply(request, {"unloaded": was_loaded})
 
-        self._switchboard.work(self._loading, request, partial(self._tails.unload, digest), unloaded)
+        self._switchboard.work(self._tails.lane, request, partial(self._tails.unload, digest), unloaded)
 
     def _want_no_more(self, digest: str) -> None:
         self._wanted = (self._wanted or frozenset()) - {digest}

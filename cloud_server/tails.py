@@ -1,7 +1,8 @@
-"""The tails that this server serves: loading, checking features, running batches, unloading.
+"""The tails that this server serves: loading them into workers, running batches there, unloading.
 
-A tail is loaded beside those that serve, and appears once it is warm. Each has a queue and a thread of its own
-(:mod:`cloud_server.batches`), so a slow one does not hold up another.
+A tail is loaded beside those that serve, and appears once it is warm. Where one cannot run for a while (it is loaded at
+the start, it made room for others, its worker died) its requests wait in its queue. Everything belongs to the I/O
+thread, but for what may be called from any and for the part of loading that reads and writes files.
 """
 
 from __future__ import annotations
@@ -9,115 +10,47 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from cloud_server.batches import Batcher, BatchLimits, Done, Features, Result
-from cloud_server.engines.base import TailEngine
+from cloud_server.batches import BatchLimits, Done
+from cloud_server.lanes import Lane, log_failure
+from cloud_server.loop import Loop
 from cloud_server.repository import ArtifactRepository
+from cloud_server.served_tail import ServedTail, State
+from cloud_server.tail_signature import Features, TailSignature
+from cloud_server.workers.crew import Crew, CrewLimits
+from cloud_server.workers.launch import Launch
+from cloud_server.workers.worker import Loaded, Worker
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import BundleError, FeatureMismatchError, SplitfleetError, TailFailedError, UnknownBundleError
-from edge_sdk.manifest import CrossingSpec, Manifest
-from edge_sdk.wire import DTYPES, Tensor
+from edge_sdk.errors import BundleError, GoingAwayError, OverloadedError, SplitfleetError, UnknownBundleError
+from edge_sdk.sizes import format_size
 
 _LOG = logging.getLogger(__name__)
-# Of one request.
-MAX_BATCH = 256
+_AGAIN_S = 1.0
+# A batch that runs on that long after everybody has given it up never ends.
+_STUCK_S = 30.0
 
-LoadEngine = Callable[[Bundle], TailEngine]
-
-
-class Tail:
-    """One loaded tail: what it takes, what it gives, and the engine that computes it."""
-
-    def __init__(self, manifest: Manifest, digest: str, engine: TailEngine) -> None:
-        self.digest = digest
-        self.engine = engine
-        self._crossing = {spec.name: spec for spec in manifest.crossing}
-        self._outputs = {
-            f"output_{j}": output.shape for j, output in enumerate(manifest.outputs) if output.side == "tail"
-        }
-
-    def check(self, features: Features) -> None:
-        """Raises :class:`FeatureMismatchError` unless ``features`` are this tail's, with one common batch axis."""
-        names = {tensor.name for tensor in features}
-        if names != self._crossing.keys():
-            raise FeatureMismatchError(
-                f"bundle {self.digest[:12]} takes the features {sorted(self._crossing)}, got {sorted(names)}"
-            )
-        batches = set()
-        for tensor in features:
-            self._check_one(self._crossing[tensor.name], tensor.data)
-            batches.add(tensor.data.shape[0])
-        if len(batches) != 1:
-            raise FeatureMismatchError(f"the features of one request have different batch sizes: {sorted(batches)}")
-
-    def _check_one(self, spec: CrossingSpec, data: npt.NDArray[Any]) -> None:
-        if data.dtype != DTYPES[spec.dtype] or data.shape[1:] != spec.shape or data.ndim != len(spec.shape) + 1:
-            raise FeatureMismatchError(
-                f"bundle {self.digest[:12]}: {spec.name} is {spec.dtype} {['batch', *spec.shape]}, "
-                f"got {data.dtype.name} {list(data.shape)}: is the device's head of another bundle?"
-            )
-        if not 1 <= data.shape[0] <= MAX_BATCH:
-            raise FeatureMismatchError(f"{spec.name}: a batch has 1 to {MAX_BATCH} samples, got {data.shape[0]}")
-
-    def run(self, requests: Sequence[Features]) -> list[Result]:
-        """Run requests whose features were checked as one batch; gives each its own outputs.
-
-        ``output_j`` is float32 (batch, *shape), in the order of the manifest. Raises :class:`TailFailedError`.
-        """
-        ends = np.cumsum([features[0].data.shape[0] for features in requests]).tolist()
-        try:
-            outputs = self.engine.run(_joined(requests))
-        except Exception as error:
-            _LOG.exception("the tail of bundle %s failed", self.digest)
-            reason = str(error).partition("\n")[0][:500]
-            raise TailFailedError(f"the tail of bundle {self.digest[:12]} failed: {reason}") from error
-        shapes = {name: array.shape for name, array in outputs.items()}
-        expected = {name: (ends[-1], *shape) for name, shape in self._outputs.items()}
-        if shapes != expected:
-            raise TailFailedError(f"the tail of bundle {self.digest[:12]} gave {shapes}, its manifest says {expected}")
-        arrays = {name: np.asarray(outputs[name], np.float32) for name in self._outputs}
-        return [
-            tuple(Tensor(name=name, data=array[begin:end]) for name, array in arrays.items())
-            for begin, end in zip([0, *ends], ends, strict=False)
-        ]
-
-    def warm(self, batches: Sequence[int]) -> None:
-        """Make the first request as fast as any, for batches of these sizes.
-
-        Raises :class:`BundleError` when the tail is not what it should be.
-        """
-        try:
-            for batch in batches:
-                zeros = [
-                    Tensor(name=spec.name, data=np.zeros((batch, *spec.shape), DTYPES[spec.dtype]))
-                    for spec in self._crossing.values()
-                ]
-                self.engine.warm({tensor.name: tensor.data for tensor in zeros})
-                self.run([zeros])
-        except Exception as error:
-            reason = error.message if isinstance(error, SplitfleetError) else str(error).partition("\n")[0][:500]
-            raise BundleError(f"bundle {self.digest}: its tail cannot be run: {reason}") from error
+T = TypeVar("T")
 
 
-def _joined(requests: Sequence[Features]) -> dict[str, npt.NDArray[Any]]:
-    """The features of several requests, one after another along the batch axis, by name."""
-    if len(requests) == 1:
-        return {tensor.name: tensor.data for tensor in requests[0]}
-    # By name, since each request may have them in an order of its own.
-    arrays = [{tensor.name: tensor.data for tensor in features} for features in requests]
-    return {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
+class WorkerState(NamedTuple):
+    """A worker in figures."""
+
+    number: int
+    up: bool
+    restarts: int
+    rss_bytes: int
+    tails: int
 
 
 class TailHost:
-    """The loaded tails by bundle digest. All methods may be called from any thread.
+    """The tails by bundle digest, in workers that ``launch`` starts.
 
-    ``folder`` is where bundles are laid out for the engine that ``load_engine`` makes.
+    ``folder`` is where bundles are laid out for the engines.
     """
 
     def __init__(
@@ -125,43 +58,79 @@ class TailHost:
         repository: ArtifactRepository,
         folder: Path,
         *,
-        load_engine: LoadEngine,
+        loop: Loop,
+        launch: Launch,
         limits: BatchLimits | None = None,
+        crew: CrewLimits | None = None,
     ) -> None:
         self._repository = repository
         self._folder = folder
-        self._load_engine = load_engine
-        self.limits = limits or BatchLimits()
-        self._ready: dict[str, tuple[Tail, Batcher]] = {}
-        self._closing: list[Batcher] = []
+        self._loop = loop
+        self._limits = limits or BatchLimits()
+        self._memory_bytes = (crew or CrewLimits()).memory_bytes
+        self._crew = Crew(loop, launch, crew or CrewLimits(), on_up=self._went_up, on_down=self._went_down)
+        self._served: dict[str, ServedTail] = {}
+        # Unloaded, but what was queued is still run.
+        self._leaving: set[ServedTail] = set()
+        # One thread: loading takes all cores anyway.
+        self.lane = Lane("loading of tails", capacity=64)
         self._loading = Lock()
+        self._asking = Lock()
+        self._asked: set[Future[Any]] = set()
+        self._closed = False
+
+    # From any thread.
 
     @property
     def ready(self) -> tuple[str, ...]:
-        """Digests of the bundles that are served."""
-        return tuple(self._ready)
+        """Digests of the bundles that are served, be it that they have to be brought back first."""
+        return tuple(
+            digest for digest, served in self._served.copy().items() if served.state in (State.READY, State.AWAY)
+        )
 
-    def is_ready(self, digest: str) -> bool:
-        """Whether that bundle is served."""
-        return digest in self._ready
+    def is_known(self, digest: str) -> bool:
+        """Whether that bundle is or should be served."""
+        return digest in self._served
 
     def depths(self) -> dict[str, int]:
         """By digest, how many requests wait for each tail."""
-        return {digest: batcher.depth for digest, (_, batcher) in self._ready.copy().items()}
+        return {digest: served.batcher.depth for digest, served in self._served.copy().items()}
 
-    def has_tail(self, digest: str) -> bool:
-        """Whether that bundle of the repository has a tail at all; an edge-only one has none."""
-        return self._repository.manifest(digest).has_tail
+    def workers(self) -> list[WorkerState]:
+        """All workers."""
+        homes = [served.worker for served in self._served.copy().values() if served.state is State.READY]
+        return [
+            WorkerState(worker.number, worker.up, worker.restarts, worker.rss_bytes(), homes.count(worker))
+            for worker in self._crew
+        ]
+
+    def troubles(self) -> dict[str, str]:
+        """What is not as it should be, by the digest of a bundle or the name of a worker."""
+        found = {}
+        for digest, served in self._served.copy().items():
+            if served.state is State.FAILED:
+                found[digest] = served.failure
+            elif served.state is State.COMING:
+                found[digest] = f"the tail of bundle {digest[:12]} is being loaded"
+        for worker in self._crew:
+            ailment = worker.ailment
+            if ailment is not None:
+                found[str(worker)] = f"{worker} {ailment}; it is started again"
+        return found
+
+    # From any thread but the I/O thread, which has to be at work.
 
     def load(self, digest: str) -> str:
         """Make a bundle's tail ready, which takes seconds; returns the engine's name. One that is ready stays.
 
-        Raises :class:`UnknownBlobError`, :class:`IntegrityError` or :class:`BundleError`; then nothing has changed.
+        Raises :class:`UnknownBlobError`, :class:`IntegrityError` or :class:`BundleError`, or
+        :class:`TailFailedError` when the worker died of it; then nothing has changed.
         """
         with self._loading:
-            present = self._ready.get(digest)
-            if present is not None:
-                return present[0].engine.name
+            present = self._served.get(digest)
+            loaded = None if present is None else present.loaded
+            if loaded is not None:
+                return loaded.engine
             manifest = self._repository.manifest(digest)
             if not manifest.has_tail:
                 raise BundleError(
@@ -169,56 +138,219 @@ class TailHost:
                     f"n={manifest.cut.n}), the device runs the whole model"
                 )
             bundle = self._repository.lay_out(digest, self._folder / digest)
-            engine = self._load_engine(bundle)
-            tail = Tail(manifest, digest, engine)
-            try:
-                tail.warm(sorted({1, self.limits.max_batch}))
-            except BaseException:
-                engine.close()
-                raise
-            self._ready[digest] = tail, Batcher(f"tail {digest[:12]}", tail.run, self.limits)
-            return engine.name
+            engine: str = self._ask(partial(self._place, bundle))
+            return engine
 
     def unload(self, digest: str) -> bool:
         """Stop serving a tail; what is in its queue is still run. ``False``: it was not loaded."""
         with self._loading:
-            present = self._ready.pop(digest, None)
-            if present is None:
-                return False
-            tail, batcher = present
-            batcher.close(last=tail.engine.close)
-            self._closing = [other for other in self._closing if not other.join(0.0)] + [batcher]
-            shutil.rmtree(self._folder / digest, ignore_errors=True)
-            return True
+            was_loaded: bool = self._ask(partial(self._take_out, digest))
+            if was_loaded:
+                shutil.rmtree(self._folder / digest, ignore_errors=True)
+            return was_loaded
+
+    def _ask(self, begin: Callable[[Future[T]], None]) -> T:
+        """Have ``begin`` called in the I/O thread, and wait for what becomes of its future."""
+        future: Future[T] = Future()
+        with self._asking:
+            if self._closed:
+                raise _stopped()
+            self._asked.add(future)
+
+        def guarded() -> None:
+            try:
+                begin(future)
+            except Exception as error:
+                future.set_exception(error)
+
+        self._loop.mailbox.post(guarded)
+        try:
+            return future.result()
+        finally:
+            self._asked.discard(future)
+
+    # All below belongs to the I/O thread.
+
+    def start(self) -> None:
+        """Start the workers."""
+        self._crew.start()
+
+    def bring(self, digests: Sequence[str], *, on_edge_only: Callable[[str], None]) -> None:
+        """Load tails in the background; one that fails is logged. Their requests wait from now on.
+
+        ``on_edge_only`` is called for those that turn out to have no tail.
+        """
+        for digest in digests:
+            self._served[digest] = ServedTail(digest, self._limits, self._loop)
+        self._bring(digests, on_edge_only)
 
     def submit(
-        self,
-        digest: str,
-        caller: Hashable,
-        features: Features,
-        *,
-        begin: Callable[[], None],
-        done: Done,
-        flush: Callable[[], None],
+        self, digest: str, caller: Hashable, features: Features, *, begin: Callable[[], None], done: Done
     ) -> None:
         """Queue a request of ``caller`` for a tail, to be run as part of a batch: see :meth:`Batcher.submit`.
 
-        Raises :class:`UnknownBundleError`, :class:`FeatureMismatchError` or :class:`OverloadedError` at once.
+        Raises :class:`UnknownBundleError`, :class:`FeatureMismatchError`, :class:`TailFailedError` or
+        :class:`OverloadedError` at once.
         """
-        present = self._ready.get(digest)
-        if present is None:
+        served = self._served.get(digest)
+        if served is None:
             raise _unknown(digest)
-        tail, batcher = present
-        tail.check(features)
-        if not batcher.submit(caller, features, begin=begin, done=done, flush=flush):
-            raise _unknown(digest)
+        served.submit(caller, features, begin=begin, done=done)
+        if served.state is State.AWAY:
+            served.state = State.COMING
+            self._bring([digest])
 
-    def close(self, timeout_s: float) -> bool:
-        """Unload all tails; whether all of their threads ended within ``timeout_s``."""
-        for digest in self.ready:
-            self.unload(digest)
-        return all(batcher.join(timeout_s) for batcher in self._closing)
+    def sweep(self) -> None:
+        """To be called now and then: look for workers that are stuck, or have too much."""
+        for served in (*self._served.values(), *self._leaving):
+            if served.worker is not None and served.batcher.runs_in_vain(_STUCK_S):
+                served.worker.kill(
+                    f"was running the tail of bundle {served.digest[:12]} for {_STUCK_S:g} s and more, and nobody waits"
+                )
+        for worker in self._crew:
+            self._relieve(worker)
+
+    def close(self, timeout_s: float) -> None:
+        """End the workers, whatever they are at; those that have not ended within ``timeout_s`` are killed."""
+        with self._asking:
+            self._closed = True
+            for future in tuple(self._asked):
+                if not future.done():
+                    future.set_exception(_stopped())
+        self.lane.close()
+        self._crew.close(timeout_s)
+
+    def _bring(self, digests: Sequence[str], on_edge_only: Callable[[str], None] = lambda _: None) -> None:
+        def bring_all() -> None:
+            for digest in digests:
+                try:
+                    if self._repository.manifest(digest).has_tail:
+                        self.load(digest)
+                    else:
+                        self._loop.mailbox.post(partial(self._forget, digest, on_edge_only))
+                except Exception as error:
+                    self._loop.mailbox.post(partial(self._not_brought, digest, error))
+
+        try:
+            self.lane.submit(bring_all, log_failure("loading tails"))
+        except OverloadedError:
+            self._loop.call_later(_AGAIN_S, partial(self._bring, digests, on_edge_only))
+
+    def _place(self, bundle: Bundle, future: Future[str]) -> None:
+        signature = TailSignature(bundle.manifest, bundle.digest)
+        served = self._served.get(bundle.digest)
+        if served is not None:
+            served.know(signature)
+
+        def load_into(worker: Worker) -> None:
+            if served is not None:
+                served.worker = worker
+            worker.load(bundle.path, signature, partial(self._loaded, worker, signature, future))
+
+        self._crew.with_one(None if served is None else served.worker, load_into)
+
+    def _loaded(
+        self, worker: Worker, signature: TailSignature, future: Future[str], outcome: Loaded | SplitfleetError
+    ) -> None:
+        digest = signature.digest
+        served = self._served.get(digest)
+        if isinstance(outcome, Exception):
+            if served is not None and served.state is State.COMING and outcome.details.get("died"):
+                served.suspect(worker, worker.ailment or "died")
+            if not future.done():
+                future.set_exception(outcome)
+            return
+        if served is None:
+            served = self._served[digest] = ServedTail(digest, self._limits, self._loop)
+        served.arrive(worker, outcome, signature)
+        _LOG.info("bundle %s runs on %s in %s: %s", digest[:12], outcome.engine, worker, outcome.reason)
+        if not future.done():
+            future.set_result(outcome.engine)
+        self._relieve(worker)
+
+    def _forget(self, digest: str, on_edge_only: Callable[[str], None]) -> None:
+        served = self._served.pop(digest, None)
+        if served is not None:
+            served.refuse(_unknown(digest))
+        on_edge_only(digest)
+
+    def _not_brought(self, digest: str, error: Exception) -> None:
+        served = self._served.get(digest)
+        # It came in another way meanwhile, or comes with its worker, or was given up.
+        if served is None or served.state is not State.COMING or getattr(error, "details", {}).get("died"):
+            return
+        _LOG.error("the tail of bundle %s, which should be served, is not: %s", digest, error)
+        if served.arrived_at:
+            served.fail(f"the tail of bundle {digest[:12]} could not be loaded again: {error}")
+        else:
+            del self._served[digest]
+            served.refuse(_unknown(digest))
+
+    def _take_out(self, digest: str, future: Future[bool]) -> None:
+        served = self._served.pop(digest, None)
+        future.set_result(served is not None)
+        if served is None:
+            return
+        if served.state is State.READY:
+            self._leaving.add(served)
+            served.batcher.close(last=partial(self._drained, served))
+        else:
+            served.refuse(_unknown(digest))
+
+    def _drained(self, served: ServedTail) -> None:
+        self._leaving.discard(served)
+        if served.worker is not None and served.loaded is not None:
+            served.worker.unload(served.loaded.id, lambda: None)
+
+    def _relieve(self, worker: Worker) -> None:
+        """While a worker has more than it may have, let the tail go that was idle for longest; the newest stays."""
+        if worker.reported_bytes <= self._memory_bytes or worker.unloading or not worker.up:
+            return
+        tails = [served for served in self._served.values() if served.worker is worker and served.loaded is not None]
+        newest = max(tails, key=lambda served: served.arrived_at, default=None)
+        idle = [served for served in tails if served is not newest and served.batcher.idle]
+        if not idle:
+            if len(tails) == 1:
+                worker.warn_once(
+                    f"has {format_size(worker.reported_bytes)} with one tail alone, more than the "
+                    f"{format_size(self._memory_bytes)} that it may have (--worker-memory)"
+                )
+            return
+        victim = min(idle, key=lambda served: served.used_at)
+        assert victim.loaded is not None
+        _LOG.info(
+            "the tail of bundle %s leaves %s, which has %s of %s; it comes back when it is asked for",
+            victim.digest,
+            worker,
+            format_size(worker.reported_bytes),
+            format_size(self._memory_bytes),
+        )
+        tail = victim.loaded.id
+        victim.leave()
+        worker.unload(tail, partial(self._relieve, worker))
+
+    def _went_up(self, worker: Worker) -> None:
+        lost = [
+            digest
+            for digest, served in self._served.items()
+            if served.worker is worker and served.state is State.COMING
+        ]
+        if lost:
+            self._bring(lost)
+
+    def _went_down(self, worker: Worker, ending: str) -> None:
+        for served in self._served.values():
+            if served.worker is worker:
+                served.lose(worker, ending)
+        for served in [each for each in self._leaving if each.worker is worker]:
+            self._leaving.discard(served)
+            served.lose(worker, ending)
+            served.refuse(_unknown(served.digest))
 
 
 def _unknown(digest: str) -> UnknownBundleError:
     return UnknownBundleError(f"no tail of bundle {digest} is loaded here", bundle=digest)
+
+
+def _stopped() -> GoingAwayError:
+    return GoingAwayError("the server is stopping; ask again when it is back")

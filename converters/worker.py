@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import multiprocessing
 import os
-import select
 import signal
 import tempfile
 from collections.abc import Callable
@@ -20,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
+from converters.lifeline import end_with
 from converters.scratch import Scratch
 from edge_sdk.errors import ConversionError, SplitfleetError, StorageError
 
@@ -152,7 +151,7 @@ def _serve(connection: Connection, parent: Connection, scratch: str, threads: in
     """The process: jobs come, results go, until the parent closes the pipe or is gone."""
     # Ctrl-C reaches the whole group; the parent decides what becomes of this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with(parent)
+    end_with(parent.fileno())
     os.environ["TMPDIR"] = scratch
     tempfile.tempdir = None
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
@@ -181,21 +180,6 @@ def _serve(connection: Connection, parent: Connection, scratch: str, threads: in
             except Exception as trouble:
                 error = _unexpected(trouble)
         connection.send((result, error))
-
-
-def _end_with(parent: Connection) -> None:
-    """Have the kernel end this process when ``parent``, the reading end of a pipe that nobody writes to, is closed.
-
-    A thread that waited for it would itself wait for a conversion that keeps the interpreter to itself, and a death
-    signal would come when the thread that started this process ends, not the process.
-    """
-    number = parent.fileno()
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(number, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([number], [], [], 0)[0]:
-        # It was closed before the kernel was asked to tell.
-        os._exit(1)
 
 
 def _unexpected(trouble: Exception) -> SplitfleetError:

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import click
@@ -114,7 +113,7 @@ def _serve(wanted: _Wanted, say: Say, post: Post) -> None:
     bind, http_at = (wanted.bind, wanted.serving.http) if before is None else (before.endpoint, before.http)
     with Registry(wanted.registry_url) as records, ExitStack() as beside:
         curve = None if wanted.key is None else _Curve.read(wanted.key, wanted.home)
-        server = _make(bind, wanted.home, records, None if curve is None else curve.server, wanted.serving)
+        server = _make(bind, wanted.home, records, None if curve is None else curve.server, wanted.serving, beside)
         http = None if http_at is None else beside.enter_context(_monitor(http_at, server))
         _stop_on_signal(server)
         if wanted.ready_file is not None:
@@ -136,13 +135,10 @@ def _serve(wanted: _Wanted, say: Say, post: Post) -> None:
                 on_end=post.tell_allocated,
             )
             beside.enter_context(allocator)
-        # Not before: what goes wrong until here is told on stderr itself, which this discards for a while.
-        preload = Thread(target=_preload, name="preload", daemon=True)
-        preload.start()
         ended = server.run()
     say("splitfleet has stopped")
-    if not ended or preload.is_alive():
-        # A thread in the midst of TensorFlow can neither be stopped nor survive the end of the interpreter.
+    if not ended:
+        # A thread that still reads or writes files must not keep the process from ending.
         os._exit(0)
 
 
@@ -172,29 +168,38 @@ class _Curve:
         )
 
 
-def _make(bind: str, home: Home, registry: Registry, curve: ServerCurve | None, serving: ServingOptions) -> Server:
+def _make(
+    bind: str,
+    home: Home,
+    registry: Registry,
+    curve: ServerCurve | None,
+    serving: ServingOptions,
+    beside: ExitStack,
+) -> Server:
     from cloud_server.blob_calls import BlobCalls
     from cloud_server.fleet import Fleet
+    from cloud_server.loop import Loop
     from cloud_server.repository import ArtifactRepository
     from cloud_server.router import Router
     from cloud_server.server import Server
     from cloud_server.tails import TailHost
 
     repository = ArtifactRepository(home.repository)
+    router = Router(bind, curve=curve)
+    loop = Loop()
+    launch = beside.enter_context(serving.launcher(loop, home.engines))
+    tails = TailHost(
+        repository, home.tails, loop=loop, launch=launch, limits=serving.limits(), crew=serving.crew_limits()
+    )
     return Server(
-        Router(bind, curve=curve),
+        router,
+        loop=loop,
         fleet=Fleet(),
-        tails=TailHost(repository, home.tails, load_engine=serving.engines(home.engines).load, limits=serving.limits()),
+        tails=tails,
         blobs=BlobCalls(repository),
         registry=registry,
         grace_s=serving.grace_s,
     )
-
-
-def _preload() -> None:
-    from cloud_server.engines.tensorflow_engine import import_tensorflow
-
-    import_tensorflow()
 
 
 def _stop_on_signal(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""The options of ``splitfleet serve`` that an operator turns: engine, batches, the end, the log, HTTP beside it."""
+"""The options of ``splitfleet serve`` that an operator turns: engine, batches, workers, the end, the log, HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from edge_sdk.command import SizeType
 
 if TYPE_CHECKING:
     from cloud_server.batches import BatchLimits
-    from cloud_server.engines.choice import EngineChoice, EngineChooser
+    from cloud_server.engines.choice import EngineChoice
+    from cloud_server.loop import Loop
+    from cloud_server.workers.crew import CrewLimits
+    from cloud_server.workers.launch import Launch
 
 Say = Callable[[str], None]
 LEAST_MEMORY_CAP_BYTES = 10**9
@@ -25,11 +28,15 @@ LEAST_MEMORY_CAP_BYTES = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class ServingOptions:
-    """How to serve; ``http`` is the address to answer at over HTTP, if at all."""
+    """How to serve; ``http`` is the address to answer at over HTTP, if at all, and ``worker_memory_bytes`` what one
+    worker may have, if not the default.
+    """
 
     engine: EngineChoice
     max_batch: int
     batch_delay_ms: float
+    workers: int
+    worker_memory_bytes: int | None
     grace_s: float
     http: str | None
     log_format: str
@@ -51,15 +58,27 @@ class ServingOptions:
 
         return BatchLimits(max_batch=self.max_batch, delay_s=self.batch_delay_ms / 1000)
 
-    def engines(self, results: Path) -> EngineChooser:
-        """What chooses the engine of a tail; ``results`` is where it remembers."""
-        from cloud_server.engines.choice import EngineChooser
+    def crew_limits(self) -> CrewLimits:
+        """How many workers, and what each may have."""
+        from cloud_server.workers.crew import CrewLimits
+        from cloud_server.workers.memory import default_budget
 
-        return EngineChooser(self.engine, sorted({1, self.max_batch}), results)
+        return CrewLimits(workers=self.workers, memory_bytes=self.worker_memory_bytes or default_budget(self.workers))
+
+    @contextmanager
+    def launcher(self, loop: Loop, results: Path) -> Iterator[Launch]:
+        """Starts worker processes, until leaving; ``results`` is where they remember which engine won."""
+        from cloud_server.workers.launch import Launcher
+
+        launcher = Launcher(loop, batches=sorted({1, self.max_batch}), engine=self.engine, results=results)
+        try:
+            yield launcher
+        finally:
+            launcher.close()
 
     @contextmanager
     def log_to_stderr(self) -> Iterator[Say]:
-        """Log on a duplicate of stderr's descriptor, since what is written to the descriptor itself may be discarded.
+        """Log on a duplicate of stderr's descriptor.
 
         Gives a function that says a line there: plain, or as an entry where the log is JSON.
         """
@@ -100,6 +119,21 @@ _OPTIONS = (
         help="How long a free tail waits for as many requests as it had last; a lone one never waits.",
     ),
     click.option(
+        "--workers",
+        type=click.IntRange(1, 64),
+        default=1,
+        show_default=True,
+        help="How many processes run tails. Each tail is in one of them; one that crashes takes down only its own.",
+    ),
+    click.option(
+        "--worker-memory",
+        "worker_memory_bytes",
+        metavar="SIZE",
+        type=SizeType(),
+        help="Memory of one worker, such as 4GiB. Above it the tails that were idle for longest leave, and come back "
+        "when they are asked for.  [default: 80 % of the machine's, divided by the workers]",
+    ),
+    click.option(
         "--grace",
         "grace_s",
         metavar="SECONDS",
@@ -130,7 +164,18 @@ _OPTIONS = (
         "[default: a quarter of the machine's, at least 1GB]",
     ),
 )
-_NAMES = ("engine", "max_batch", "batch_delay_ms", "grace_s", "http", "log_format", "log_level", "memory_cap")
+_NAMES = (
+    "engine",
+    "max_batch",
+    "batch_delay_ms",
+    "workers",
+    "worker_memory_bytes",
+    "grace_s",
+    "http",
+    "log_format",
+    "log_level",
+    "memory_cap",
+)
 
 
 def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,10 +28,13 @@ from cloud_server.blob_calls import BlobCalls
 from cloud_server.curve import ServerCurve
 from cloud_server.engines.base import Arrays, TailEngine
 from cloud_server.fleet import Fleet
+from cloud_server.loop import Loop
 from cloud_server.repository import ArtifactRepository
 from cloud_server.router import Router
 from cloud_server.server import Server
 from cloud_server.tails import TailHost
+from cloud_server.workers.crew import CrewLimits
+from cloud_server.workers.host import Host
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import SplitfleetError, from_wire
 from edge_sdk.manifest import (
@@ -180,8 +186,60 @@ class FakeRegistry:
         return self.active
 
 
+class ThreadWorker:
+    """A worker that is a thread of this process, behind real sockets; it can be killed, too."""
+
+    def __init__(self, control: socket.socket, load_engine: Callable[[Bundle], TailEngine], batches: list[int]) -> None:
+        # The server closes what it passes on.
+        self._control = control.dup()
+        # Each tail takes 100 bytes, as it says.
+        self.host = Host(
+            self._control,
+            load_engine=load_engine,
+            batches=batches,
+            rss_bytes=lambda: 100 * len(self.host.tails),
+        )
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC)
+        self.how: str | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        self.host.serve()
+        self.end("ended with exit code 0")
+
+    def end(self, how: str) -> None:
+        """Die, as far as the server can see."""
+        with self._lock:
+            if self.how is not None:
+                return
+            self.how = how
+        for end in (*(tail.line for tail in self.host.tails), self._control):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        os.eventfd_write(self.descriptor, 1)
+        self._ended.set()
+
+    def ending(self) -> str | None:
+        return self.how
+
+    def rss_bytes(self) -> int | None:
+        return None
+
+    def kill(self) -> None:
+        self.end("was ended by SIGKILL")
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._ended.wait(timeout_s)
+
+    def close(self) -> None:
+        assert self._ended.wait(PATIENCE_MS / 1000)
+        os.close(self.descriptor)
+
+
 class RunningServer:
-    """A server in a thread of its own, and all of its parts."""
+    """A server in a thread of its own, and all of its parts; so are its workers."""
 
     def __init__(
         self,
@@ -193,14 +251,26 @@ class RunningServer:
         registry: FakeRegistry | None = None,
         curve: ServerCurve | None = None,
         grace_s: float = 5.0,
+        crew: CrewLimits | None = None,
+        launcher: Callable[..., Any] | None = None,
     ) -> None:
         self.folder = folder
         self.engines: list[FakeEngine] = []
         self.registry = registry or FakeRegistry()
         self.repository = ArtifactRepository(folder / "repository")
-        self.tails = TailHost(self.repository, folder / "tails", load_engine=load_engine or self._load, limits=limits)
+        self.workers: list[ThreadWorker] = []
+        self._load_engine = load_engine or self._load
+        self._batches = sorted({1, (limits or BatchLimits()).max_batch})
+        self.loop = Loop()
+        # Real processes, where a test says so.
+        self._launcher = None if launcher is None else launcher(self.loop, batches=self._batches)
+        launch = self._launcher or self._launch
+        self.tails = TailHost(
+            self.repository, folder / "tails", loop=self.loop, launch=launch, limits=limits, crew=crew
+        )
         self.server = Server(
             Router("tcp://127.0.0.1:*", curve=curve),
+            loop=self.loop,
             fleet=Fleet(offline_after_s=offline_after_s),
             tails=self.tails,
             blobs=BlobCalls(self.repository),
@@ -212,6 +282,23 @@ class RunningServer:
         self._peers: list[Peer] = []
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def _launch(self, number: int, control: socket.socket, on_silence: Callable[[], None]) -> ThreadWorker:  # noqa: ARG002
+        self.workers.append(ThreadWorker(control, self._load_engine, self._batches))
+        return self.workers[-1]
+
+    def in_loop(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` gives in the I/O thread."""
+        outcome: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                outcome.set_result(call())
+            except Exception as error:
+                outcome.set_exception(error)
+
+        self.loop.mailbox.post(run)
+        return outcome.result(PATIENCE_MS / 1000)
 
     def _load(self, bundle: Bundle) -> TailEngine:
         self.engines.append(FakeEngine.load(bundle))
@@ -250,6 +337,8 @@ class RunningServer:
             engine.gate.set()
         self.stop()
         self.join()
+        if self._launcher is not None:
+            self._launcher.close()
         for peer in self._peers:
             peer.close()
         self._context.term()
@@ -368,7 +457,9 @@ def raises_wire() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def saved_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """Files of small SavedModels by what is right or wrong with them. ``good``: ``output_0 = 0.1 (x - 3)``, flat."""
+    """Files of small SavedModels by what is right or wrong with them. ``good``: ``output_0 = 0.1 (x - 3)``, flat;
+    ``endless`` does not end for features above 0, and is quick for zeros.
+    """
     from cloud_server.engines.tensorflow_engine import import_tensorflow
 
     tf = import_tensorflow()
@@ -382,10 +473,22 @@ def saved_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
             real = self.scale * (tf.cast(feature_0, tf.float32) - 3.0)
             return {"output_0": tf.reshape(real, (-1, 6))}
 
+        @tf.function
+        def endless(self, feature_0: Any) -> dict[str, Any]:
+            turns = 1_000_000_000 * tf.cast(tf.reduce_max(feature_0), tf.int32)
+            _, x = tf.while_loop(lambda i, _: i < turns, lambda i, x: (i + 1, tf.sin(x)), (0, 1.0))
+            return {"output_0": tf.reshape(tf.cast(feature_0, tf.float32), (-1, 6)) + x}
+
     tail = Tail()
     good = tail.__call__.get_concrete_function(tf.TensorSpec((None, *FEATURE_SHAPE), tf.int8, name="feature_0"))
     other = tail.__call__.get_concrete_function(tf.TensorSpec((None, *FEATURE_SHAPE), tf.int8, name="image"))
-    signatures = {"good": {"serving_default": good}, "other_input": {"serving_default": other}, "unsigned": {"x": good}}
+    endless = tail.endless.get_concrete_function(tf.TensorSpec((None, *FEATURE_SHAPE), tf.int8, name="feature_0"))
+    signatures = {
+        "good": {"serving_default": good},
+        "other_input": {"serving_default": other},
+        "unsigned": {"x": good},
+        "endless": {"serving_default": endless},
+    }
     found = {}
     for name, signature in signatures.items():
         folder = tmp_path_factory.mktemp(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from cloud_server.batches import Batcher, BatchLimits
 from cloud_server.fair_queue import FairQueue
+from cloud_server.loop import Loop
 from edge_sdk.errors import DeadlineExceededError, OverloadedError, TailFailedError, from_wire
 from edge_sdk.wire import MessageType, Tensor
 
@@ -19,50 +19,58 @@ PATIENCE_S = 20
 
 
 class Bench:
-    """A batcher whose computation is held up until :meth:`open`; keeps what ran together."""
+    """A batcher in an event loop whose clock the test sets, and an engine that ends a batch when it is told to."""
 
     def __init__(self, **limits):
+        self.now = 100.0
+        self.loop = Loop(clock=lambda: self.now)
         self.batches = []
         self.poison = set()
         self.outcomes = {}
-        self._gate = threading.Event()
-        self.entered = threading.Semaphore(0)
-        self._came = threading.Semaphore(0)
-        self.batcher = Batcher("bench", self._compute, BatchLimits(**limits))
+        self._ran = None
+        self.batcher = Batcher("bench", BatchLimits(**limits), self.loop)
+        self.batcher.attach(self.run)
 
-    def _compute(self, requests):
-        self.entered.release()
-        assert self._gate.wait(PATIENCE_S)
+    def run(self, requests, samples, ran):
+        assert self._ran is None, "one batch at a time"
+        assert samples == sum(features[0].data.shape[0] for features in requests)
         self.batches.append([int(features[0].data.flat[0]) for features in requests])
-        if self.poison & set(self.batches[-1]):
-            raise ValueError("poisoned")
-        return [tuple(features) for features in requests]
+        self._ran = requests, ran
+
+    def end(self):
+        """The engine is through with its batch."""
+        self.now += 0.01
+        (requests, ran), self._ran = self._ran, None
+        poisoned = self.poison & set(self.batches[-1])
+        ran(ValueError("poisoned") if poisoned else [tuple(features) for features in requests], 0.01)
+        self.loop.run_soon()
+
+    def end_all(self):
+        """The engine runs on until nothing is left to run."""
+        self.loop.run_soon()
+        while self._ran is not None:
+            self.end()
+
+    def wait(self, seconds):
+        """Time passes."""
+        self.now += seconds
+        self.loop.wait(self.now)
 
     def submit(self, caller, number, *, samples=1, begin=lambda: None):
+        """Queue a request; what is told at once runs together."""
+
         def done(outcome):
             assert number not in self.outcomes
             self.outcomes[number] = outcome
-            self._came.release()
 
         data = np.full((samples, 2), number, np.int32)
-        return self.batcher.submit(
-            caller, [Tensor(name="feature_0", data=data)], begin=begin, done=done, flush=lambda: None
-        )
+        self.batcher.submit(caller, [Tensor(name="feature_0", data=data)], begin=begin, done=done)
 
     def hold(self):
         """Have the engine busy with a request of nobody's."""
         self.submit("nobody", 0)
-        assert self.entered.acquire(timeout=PATIENCE_S)
-
-    def open(self, outcomes):
-        self._gate.set()
-        for _ in range(outcomes):
-            assert self._came.acquire(timeout=PATIENCE_S)
-
-    def close(self):
-        self._gate.set()
-        self.batcher.close(last=lambda: None)
-        assert self.batcher.join(PATIENCE_S)
+        self.loop.run_soon()
+        assert self.batches == [[0]]
 
 
 @pytest.fixture
@@ -75,7 +83,7 @@ def bench():
 
     yield make
     for each in made:
-        each.close()
+        each.loop.close()
 
 
 def test_what_waits_when_the_engine_becomes_free_runs_together_up_to_the_largest_batch(bench):
@@ -83,7 +91,7 @@ def test_what_waits_when_the_engine_becomes_free_runs_together_up_to_the_largest
     it.hold()
     for number in range(1, 7):
         it.submit("cam", number)
-    it.open(7)
+    it.end_all()
     assert it.batches == [[0], [1, 2, 3, 4], [5, 6]]
     assert [it.outcomes[number].batch for number in range(7)] == [1, 4, 4, 4, 4, 2, 2]
     assert all(it.outcomes[number].compute_s > 0 <= it.outcomes[number].batch_wait_s for number in range(7))
@@ -94,7 +102,7 @@ def test_requests_of_several_samples_are_never_torn_and_count_as_that_many(bench
     it.hold()
     for number, samples in ((1, 3), (2, 1), (3, 3), (4, 9), (5, 1)):
         it.submit("cam", number, samples=samples)
-    it.open(6)
+    it.end_all()
     # One that is larger than the largest batch runs alone.
     assert it.batches == [[0], [1, 2], [3], [4], [5]]
     assert it.outcomes[4].outputs[0].data.shape == (9, 2)
@@ -107,7 +115,7 @@ def test_turns_go_round_between_callers(bench):
         it.submit("greedy", number)
     it.submit("meek", 10)
     it.submit("shy", 20)
-    it.open(9)
+    it.end_all()
     assert it.batches == [[0], [1, 10, 20], [2, 3, 4], [5, 6]]
 
 
@@ -117,7 +125,7 @@ def test_a_failed_batch_is_run_one_by_one_and_only_the_culprit_fails(bench):
     for number in range(1, 6):
         it.submit("cam", number)
     it.poison = {3}
-    it.open(6)
+    it.end_all()
     assert it.batches == [[0], [1, 2, 3, 4, 5], [1], [2], [3], [4], [5]]
     assert {number for number, outcome in it.outcomes.items() if isinstance(outcome, Exception)} == {3}
     assert str(it.outcomes[3]) == "poisoned"
@@ -133,7 +141,7 @@ def test_a_member_that_must_not_run_any_more_is_left_out_of_its_batch(bench):
     it.hold()
     for number in range(1, 5):
         it.submit("cam", number, begin=too_late if number == 2 else lambda: None)
-    it.open(5)
+    it.end_all()
     assert it.batches == [[0], [1, 3, 4]]
     assert isinstance(it.outcomes[2], DeadlineExceededError)
 
@@ -149,7 +157,7 @@ def test_one_that_expires_while_its_failed_batch_is_run_anew_is_not_run_again(be
     it.hold()
     it.submit("cam", 1)
     it.submit("cam", 2, begin=begin)
-    it.open(3)
+    it.end_all()
     assert it.batches == [[0], [1, 2], [1]]
     assert isinstance(it.outcomes[2], DeadlineExceededError)
 
@@ -173,7 +181,7 @@ def test_a_full_queue_is_told_to_whoever_asks_most(bench):
     assert isinstance(it.outcomes.pop(2), OverloadedError)
     with pytest.raises(OverloadedError):
         it.submit("fifth", 40)
-    it.open(7)
+    it.end_all()
     assert it.batches == [[0], [1, 10, 20, 30]]
 
 
@@ -191,7 +199,7 @@ def test_those_that_nobody_waits_for_make_room_first(bench):
     over.append(True)
     it.submit("cam", 3)
     assert isinstance(it.outcomes[1], DeadlineExceededError)
-    it.open(4)
+    it.end_all()
     assert it.batches == [[0], [2, 3]]
 
 
@@ -200,7 +208,7 @@ def test_a_lone_request_does_not_wait_for_others(bench):
     it = bench(delay_s=10_000.0)
     for number in range(5):
         it.submit("cam", number)
-        it.open(1)
+        it.end_all()
     assert it.batches == [[0], [1], [2], [3], [4]]
 
 
@@ -209,13 +217,37 @@ def test_after_several_together_it_waits_for_as_many_again(bench):
     it.hold()
     for number in (1, 2, 3, 4):
         it.submit(f"cam-{number}", number)
-    it.open(4)
+    it.end_all()
     assert it.batches == [[0], [1, 2, 3]]
     # Four were there in the last turn, of which three make a batch: 4 waits for two more.
     it.submit("cam-1", 5)
     it.submit("cam-2", 6)
-    it.open(3)
+    it.end_all()
     assert it.batches == [[0], [1, 2, 3], [4, 5, 6]]
+
+
+def test_when_no_more_come_it_runs_what_there_is(bench):
+    it = bench(delay_s=0.002)
+    it.hold()
+    it.submit("cam-1", 1)
+    it.submit("cam-2", 2)
+    it.end_all()
+    # Three were there: it waits for one more, though not for long.
+    it.wait(0.001)
+    assert it.batches == [[0]]
+    it.wait(0.0011)
+    assert it.batches == [[0], [1, 2]]
+    it.end_all()
+    assert it.outcomes[1].batch_wait_s == pytest.approx(0.0021)
+    it.submit("cam-1", 3)
+    it.end_all()
+    it.wait(0.0021)
+    it.end_all()
+    # That one was alone: the next one is not held up.
+    it.submit("cam-1", 4)
+    it.end_all()
+    assert it.batches == [[0], [1, 2], [3], [4]]
+    assert it.outcomes[4].batch_wait_s == 0
 
 
 def test_closing_runs_what_is_queued_without_waiting_for_more(bench):
@@ -223,13 +255,87 @@ def test_closing_runs_what_is_queued_without_waiting_for_more(bench):
     it.hold()
     for number in (1, 2, 3):
         it.submit("cam", number)
-    ended = threading.Event()
-    it.batcher.close(last=ended.set)
-    assert not it.submit("cam", 4)
-    assert not ended.is_set()
-    it.open(4)
-    assert ended.wait(PATIENCE_S)
+    ended = []
+    it.batcher.close(last=lambda: ended.append(dict(it.outcomes)))
+    assert not ended
+    it.end_all()
+    (outcomes,) = ended
+    assert outcomes.keys() == {0, 1, 2, 3}
     assert it.batches == [[0], [1, 2, 3]]
+
+
+def test_closing_one_that_is_idle_ends_it(bench):
+    it = bench()
+    ended = []
+    it.batcher.close(last=lambda: ended.append(True))
+    it.loop.run_soon()
+    assert ended == [True]
+
+
+def test_without_an_engine_requests_wait_and_what_it_was_at_fails(bench):
+    it = bench()
+    it.hold()
+    it.submit("cam", 1)
+    it.batcher.detach(TailFailedError("it died"))
+    it.loop.run_soon()
+    assert isinstance(it.outcomes[0], TailFailedError)
+    assert 1 not in it.outcomes
+    assert it.batcher.depth == 1
+    it._ran = None
+    it.submit("cam", 2)
+    it.loop.run_soon()
+    assert it.batches == [[0]]
+    it.batcher.attach(it.run)
+    it.end_all()
+    assert it.batches == [[0], [1, 2]]
+    assert it.batcher.idle
+
+
+def test_those_of_a_failed_batch_that_were_not_run_again_yet_are_by_the_next_engine(bench):
+    it = bench()
+    it.poison = {1}
+    it.hold()
+    for number in (1, 2, 3):
+        it.submit("cam", number)
+    it.end()
+    it.end()
+    assert it.batches == [[0], [1, 2, 3], [1]]
+    it.batcher.detach(TailFailedError("it died"))
+    it._ran = None
+    it.batcher.attach(it.run)
+    it.end_all()
+    assert it.batches == [[0], [1, 2, 3], [1], [2], [3]]
+    assert isinstance(it.outcomes[1], TailFailedError)
+
+
+def test_what_waits_can_be_refused_for_a_reason(bench):
+    it = bench()
+    it.hold()
+    for number in (1, 2, 3):
+        it.submit("cam", number)
+    it.batcher.refuse(lambda features: ValueError("odd") if features[0].data.flat[0] % 2 else None)
+    assert [number for number, outcome in it.outcomes.items() if isinstance(outcome, ValueError)] == [1, 3]
+    it.end_all()
+    assert it.batches == [[0], [2]]
+
+
+def test_a_batch_runs_in_vain_once_nobody_waits_for_it(bench):
+    it = bench()
+    over = []
+
+    def begin():
+        if over:
+            raise DeadlineExceededError("too late")
+
+    it.submit("cam", 1, begin=begin)
+    it.loop.run_soon()
+    it.now += 100
+    assert not it.batcher.runs_in_vain(30)
+    over.append(True)
+    assert it.batcher.runs_in_vain(30)
+    assert not it.batcher.runs_in_vain(101)
+    it.end_all()
+    assert not it.batcher.runs_in_vain(30)
 
 
 @settings(max_examples=200, deadline=None)

@@ -350,7 +350,6 @@ def test_stopping_answers_what_is_under_way(start, make_bundle, feature):
     assert np.all(peer.end_of(begun).tensors[0].data == 4.0)
     running.join()
     assert running.ended
-    assert engine.closed.is_set()
     assert engine.samples == [4.0]
 
 
@@ -367,5 +366,6 @@ def test_what_does_not_end_in_time_gets_a_typed_error_when_the_server_stops(star
     ends = [peer.receive() for _ in begun]
     assert sorted(end.request_id for end in ends) == begun
     assert all(isinstance(from_wire(end.body), GoingAwayError) for end in ends)
+    # A tail that is not through ends with its worker.
     running.join()
-    assert running.ended is False
+    assert running.ended

@@ -130,36 +130,17 @@ def test_an_address_for_http_that_cannot_be_had_is_told_in_one_line(served, tmp_
     assert first.end()[0] == 0
 
 
-# A tail that takes minutes: sin of sin of sin…
-ENDLESS = """
-import sys
-import tensorflow as tf
-
-class Tail(tf.Module):
-    @tf.function(input_signature=[tf.TensorSpec((None, 2, 3), tf.int8, name="feature_0")])
-    def __call__(self, feature_0):
-        turns = 1_000_000_000 * tf.cast(tf.reduce_max(feature_0), tf.int32)
-        _, x = tf.while_loop(lambda i, x: i < turns, lambda i, x: (i + 1, tf.sin(x)), (0, 1.0))
-        return {"output_0": tf.reshape(tf.cast(feature_0, tf.float32), (-1, 6)) + x}
-
-tf.saved_model.save(Tail(), sys.argv[1])
-"""
+def workers_of(server):
+    """Its worker processes."""
+    below = psutil.Process(server.process.pid).children(recursive=True)
+    return [process for process in below if "cloud_server.workers.process" in process.cmdline()]
 
 
 @pytest.fixture
-def endless(make_bundle, tmp_path):
-    """A bundle whose tail does not end for features above 0, and is quick for zeros."""
-    folder = tmp_path / "endless"
-    subprocess.run([sys.executable, "-c", ENDLESS, str(folder)], check=True, capture_output=True, timeout=PATIENCE_S)
-    return make_bundle(
-        tail={str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    )
-
-
-@pytest.fixture
-def busy(served, endless):
+def busy(served, make_bundle, saved_models):
     """A server with a request under way that does not end, and the future of that request."""
     channels = []
+    endless = make_bundle(tail=saved_models["endless"])
 
     def start(*options):
         server = served("--bind", "tcp://127.0.0.1:*", *options)
@@ -171,6 +152,8 @@ def busy(served, endless):
         answer = channels[0].submit(asked, PATIENCE_S)
         # It is under way once the server has answered what came after it.
         channels[0].call(ListDevices(), timeout_s=PATIENCE_S)
+        server.workers = workers_of(server)
+        assert len(server.workers) == 1
         return server, answer
 
     yield start
@@ -185,6 +168,17 @@ def test_what_does_not_end_within_the_grace_period_is_told_and_the_exit_code_is_
     with pytest.raises(GoingAwayError):
         answer.result(PATIENCE_S)
     assert err.endswith("splitfleet has stopped\n")
+    assert not any(worker.is_running() for worker in server.workers)
+
+
+def test_a_server_that_is_killed_leaves_no_worker(busy):
+    server, answer = busy()
+    assert server.workers
+    server.process.kill()
+    _, alive = psutil.wait_procs(server.workers, timeout=PATIENCE_S)
+    assert not alive
+    with pytest.raises(PeerUnreachableError):
+        answer.result(PATIENCE_S)
 
 
 def says_that_it_goes(channel):

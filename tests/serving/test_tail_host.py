@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -13,19 +14,23 @@ from edge_sdk.errors import BundleError, IntegrityError, TailFailedError, Unknow
 PATIENCE_S = 20
 
 
-def run(tails, digest, *features):
-    """Submit and wait for the outcome."""
-    outcomes, came = [], threading.Event()
+def submit(running, digest, *features):
+    """Queue a request; a future of its outcome."""
+    future = Future()
 
     def done(outcome):
-        outcomes.append(outcome)
-        came.set()
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome.outputs)
 
-    tails.submit(digest, "caller", features, begin=lambda: None, done=done, flush=lambda: None)
-    assert came.wait(PATIENCE_S)
-    if isinstance(outcomes[0], Exception):
-        raise outcomes[0]
-    return outcomes[0].outputs
+    running.in_loop(lambda: running.tails.submit(digest, "caller", features, begin=lambda: None, done=done))
+    return future
+
+
+def run(running, digest, *features):
+    """The outputs of a request."""
+    return submit(running, digest, *features).result(PATIENCE_S)
 
 
 def test_a_bundle_is_ready_once_it_is_warm(running, make_bundle, feature):
@@ -37,13 +42,12 @@ def test_a_bundle_is_ready_once_it_is_warm(running, make_bundle, feature):
     assert tails.ready == (bundle.digest,)
     # Batches of one and of the largest size, each warmed and then checked.
     assert running.engines[0].runs == 4
-    assert np.all(run(tails, bundle.digest, feature(3))[0].data == 3.0)
+    assert np.all(run(running, bundle.digest, feature(3))[0].data == 3.0)
 
 
 def test_an_edge_only_bundle_has_nothing_to_load(running, make_bundle):
     bundle = make_bundle(tail={})
     running.repository.add_bundle(bundle)
-    assert not running.tails.has_tail(bundle.digest)
     with pytest.raises(BundleError, match=r"no tail to load: it is edge-only \(cut k=7 of n=7\)"):
         running.tails.load(bundle.digest)
     assert running.engines == []
@@ -74,7 +78,7 @@ def test_an_incomplete_bundle_never_becomes_ready_and_the_others_keep_serving(
         running.tails.load(bad.digest)
     assert running.tails.ready == (good.digest,)
     assert len(running.engines) == 1
-    run(running.tails, good.digest, feature())
+    run(running, good.digest, feature())
 
 
 def test_what_was_tampered_with_after_it_was_laid_out_is_laid_out_anew(running, make_bundle):
@@ -114,14 +118,14 @@ def test_a_wrong_number_of_rows_fails_the_request(running, make_bundle, feature,
     engine = running.ready(bundle)
     monkeypatch.setattr(engine, "run", lambda _: {"output_0": np.zeros((3, 6), np.float32)})
     with pytest.raises(TailFailedError, match=r"gave .*\(3, 6\).* says .*\(2, 6\)"):
-        run(running.tails, bundle.digest, feature(batch=2))
+        run(running, bundle.digest, feature(batch=2))
 
 
 def test_other_floats_become_float32(running, make_bundle, feature, monkeypatch):
     bundle = make_bundle()
     engine = running.ready(bundle)
     monkeypatch.setattr(engine, "run", lambda _: {"output_0": np.ones((1, 6), np.float64)})
-    (output,) = run(running.tails, bundle.digest, feature())
+    (output,) = run(running, bundle.digest, feature())
     assert output.data.dtype == np.float32
 
 
@@ -129,23 +133,19 @@ def test_unloading_runs_what_is_queued_then_gives_the_memory_back(running, make_
     bundle = make_bundle()
     engine = running.ready(bundle)
     engine.gate.clear()
-    outcomes = []
-    for number in range(3):
-        running.tails.submit(
-            bundle.digest, "caller", [feature(number)], begin=lambda: None, done=outcomes.append, flush=lambda: None
-        )
+    outcomes = [submit(running, bundle.digest, feature(number)) for number in range(3)]
     assert engine.entered.acquire(timeout=PATIENCE_S)
     assert running.tails.unload(bundle.digest)
     assert not engine.closed.is_set()
     with pytest.raises(UnknownBundleError):
-        run(running.tails, bundle.digest, feature())
+        run(running, bundle.digest, feature())
     engine.gate.set()
     assert engine.closed.wait(PATIENCE_S)
-    assert [outcome.outputs[0].data.flat[0] for outcome in outcomes] == [0.0, 1.0, 2.0]
+    assert [outcome.result(PATIENCE_S)[0].data.flat[0] for outcome in outcomes] == [0.0, 1.0, 2.0]
     assert not (running.folder / "tails" / bundle.digest).exists()
     assert not running.tails.unload(bundle.digest)
     running.tails.load(bundle.digest)
-    run(running.tails, bundle.digest, feature())
+    run(running, bundle.digest, feature())
 
 
 def test_loading_one_tail_does_not_hold_up_another(start, make_bundle, make_engine, feature):
@@ -167,7 +167,7 @@ def test_loading_one_tail_does_not_hold_up_another(start, make_bundle, make_engi
     thread = threading.Thread(target=running.tails.load, args=(slow.digest,))
     thread.start()
     assert loading.wait(PATIENCE_S)
-    run(running.tails, quick.digest, feature())
+    run(running, quick.digest, feature())
     assert running.tails.ready == (quick.digest,)
     gate.set()
     thread.join()
