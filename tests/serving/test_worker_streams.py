@@ -38,7 +38,7 @@ class End:
 
     def until(self, done):
         while not done():
-            self.loop.wait(self.loop.clock() + PATIENCE_S)
+            self.loop.wait(self.loop.clock() + 0.05)
 
 
 @pytest.fixture

@@ -139,9 +139,9 @@ def test_a_tail_in_which_workers_die_again_and_again_is_not_run_any_more_and_the
             pass
         late = peer.begin_infer(poison, feature(100)) if death == MOST_DEATHS - 1 else None
         peer.call(UnloadTail(bundle="0" * 64))
+        running.workers[-1].end("was ended by SIGSEGV")
         for engine in running.engines:
             engine.gate.set()
-        running.workers[-1].end("was ended by SIGSEGV")
         with pytest.raises(TailFailedError, match="SIGSEGV"):
             peer.end_of(lost)
         if late is not None:
