@@ -26,7 +26,9 @@ every single answer during it.
 
 The peers take and give raw bytes as bodies of HTTP/1.1 over connections that are kept; each file in
 ``benchmarks/peers`` says how its peer is configured. All get the same largest batch and the same delay; each has one
-copy of the tail, which has all cores of its layout.
+copy of the tail, which has all cores of its layout. The largest batch is the largest number of clients unless
+``--max-batch`` says otherwise: peers hold a batch up for the whole delay when it cannot get full, so any larger one
+would slow them down, and not splitfleet, which waits for as many as there were last.
 
 **Layouts.** ``apart``: the server with all its processes on one core, the clients on the other. ``shared``: all of
 them on both. The processes are bound before they start anything, and before each measurement every thread of every

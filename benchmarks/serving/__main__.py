@@ -91,7 +91,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--clients", type=_counts, default=[1, 4, 8], help="how many at once, one after another")
     parser.add_argument("--seconds", type=float, default=1.5, help="of one turn of one system")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-batch", type=int, default=32)
+    parser.add_argument(
+        "--max-batch",
+        type=int,
+        help="of all systems; if it is not named, as large as there are clients at most, which suits the peers best",
+    )
     parser.add_argument("--batch-delay-ms", type=float, default=2.0)
     parser.add_argument("--open-loop", action="store_true", help="also with requests at random times")
     parser.add_argument(
@@ -102,7 +106,10 @@ def _options() -> argparse.Namespace:
         "--idle", type=int, metavar="N", help="instead of all that: N idle devices beside an active one"
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.max_batch is None:
+        options.max_batch = max(options.clients)
+    return options
 
 
 def _some(choices: Any) -> Any:

@@ -25,7 +25,7 @@ def show(title: str, results: Results) -> None:
         print(f"open loop, capacity is {results.capacity_per_s:.0f}/s")
     for fraction in sorted({fraction for fraction, _ in results.open}):
         rounds = {name: found for (of, name), found in results.open.items() if of == fraction}
-        _table(f"{fraction:.0%}", rounds)
+        _table(f"{fraction:.0%}: {fraction * (results.capacity_per_s or 0):.0f}/s", rounds)
     for line in _alone(results):
         print(line)
 
