@@ -16,8 +16,9 @@ every single answer during it.
 ================  ====================================================================================================
 ``ceiling``       no network: a process runs the SavedModel on batches as large as there are clients
 ``bare``          a ROUTER in a loop of a few lines that runs what waits: no checks, deadlines, bounds, metrics
-``splitfleet``    ``splitfleet serve``; clients speak its wire format over DEALERs
-``splitfleet-curve``  the same with keys, one for each client (``--curve``)
+``splitfleet``    ``splitfleet serve --engine tensorflow``; clients speak its wire format over DEALERs
+``…-auto``        ``splitfleet serve --engine auto``: of the engines for the same tail the fastest
+``…-curve``       as ``splitfleet``, with keys, one for each client (``--curve``)
 ``mosec``         HTTP server in Rust, the tail in a process of its own
 ``litserve``      uvicorn, the tail in a process of its own, ``fast_queue``
 ``ray``           Ray Serve: HTTP proxy, one replica with ``@serve.batch``

@@ -128,7 +128,7 @@ def _counts(text: str) -> list[int]:
 
 def _systems(options: argparse.Namespace, cache: Path) -> list[str]:
     """Those named, else all but the special ones whose environments are there."""
-    names: list[str] = options.systems or [CEILING, BARE, "splitfleet", *PEERS]
+    names: list[str] = options.systems or [CEILING, BARE, "splitfleet", "splitfleet-auto", *PEERS]
     if options.systems is None:
         for name in [name for name in PEERS if python_of(name, cache) is None]:
             print(f"without {name}: python benchmarks/peers/make_venvs.py makes its environment", file=sys.stderr)

@@ -43,8 +43,11 @@ class Plan:
 
 @dataclass(kw_only=True)
 class Results:
-    """Rounds of each system: by number of clients, and by fraction of ``capacity_per_s``."""
+    """Rounds of each system: by number of clients, and by fraction of ``capacity_per_s``; and what each runs the tail
+    with.
+    """
 
+    engines: dict[str, str] = field(default_factory=dict)
     closed: dict[tuple[int, str], list[Figures]] = field(default_factory=dict)
     open: dict[tuple[float, str], list[Figures]] = field(default_factory=dict)
     capacity_per_s: float | None = None
@@ -75,6 +78,7 @@ class Comparison:
                     running = stack.enter_context(SYSTEMS[name](self._setting(name)))
                     running.processes.stop()
                     self._servers[name] = running
+                    results.engines[name] = running.engine
             for number in range(plan.rounds):
                 for count in plan.clients:
                     for name in _turns(plan.systems, number):

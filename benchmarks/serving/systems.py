@@ -44,46 +44,65 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A system that answers."""
+    """A system that answers; ``engine`` is what it runs the tail with."""
 
     target: Target
     processes: Processes
+    engine: str = "tensorflow"
 
 
 Start = Callable[[Setting], AbstractContextManager[Running]]
 
 
 @contextmanager
-def splitfleet(setting: Setting, *, curve: bool = False) -> Iterator[Running]:
-    """``splitfleet serve``, with the bundle put and its tail loaded as ``splitfleet allocate`` does."""
-    home, ready = setting.work / "home", setting.work / "ready.json"
-    options: list[str | Path] = ["--home", home, "--ready-file", ready]
+def splitfleet(setting: Setting, *, engine: str = "tensorflow", curve: bool = False) -> Iterator[Running]:
+    """``splitfleet serve``, with the bundle put and its tail loaded as ``splitfleet allocate`` does.
+
+    What ``auto`` chooses is remembered from a run before, as on any machine that has served the tail once: the process
+    that engines race in is not in the figures.
+    """
+    home = setting.work / "home"
+    options: list[str | Path] = ["--home", home, "--engine", engine]
     options += ["--max-batch", str(setting.max_batch), "--batch-delay-ms", str(setting.delay_ms)]
     operator: CurveKeys | None = None
     devices: tuple[CurveKeys, ...] = ()
     if curve:
         options += ["--key", home / "keys" / "server.key"]
         operator, devices = _make_keys(home)
-    command: list[str | Path] = [*SPLITFLEET, "serve", "--bind", "tcp://127.0.0.1:*", *options]
-    with Processes(command, cores=setting.cores, log=setting.work / "log") as processes:
-        while not ready.exists():
-            processes.require_alive()
-            time.sleep(0.02)
-        endpoint = json.loads(ready.read_text())["endpoint"]
-        bundle = setting.tail.bundle
-        with Channel(endpoint, connect_timeout_s=60.0, keys=operator) as channel:
-            RepositoryClient(channel).put_bundle(bundle)
-            channel.call(LoadTail(bundle=bundle.digest), timeout_s=START_S)
-        crossing = setting.tail.crossing
+    if engine == "auto":
+        with _served(setting, options, operator):
+            pass
+    crossing = setting.tail.crossing
+    with _served(setting, options, operator) as (processes, endpoint, chosen):
         target = Target(
             kind="splitfleet",
             endpoint=endpoint,
             keys=devices,
-            bundle=bundle.digest,
+            bundle=setting.tail.bundle.digest,
             scale=crossing.scale,
             zero_point=crossing.zero_point,
         )
-        yield Running(target=target, processes=processes)
+        yield Running(target=target, processes=processes, engine=chosen)
+
+
+@contextmanager
+def _served(
+    setting: Setting, options: list[str | Path], operator: CurveKeys | None
+) -> Iterator[tuple[Processes, str, str]]:
+    """The server's processes, its endpoint, and the engine that it runs the tail with."""
+    ready = setting.work / "ready.json"
+    ready.unlink(missing_ok=True)
+    command: list[str | Path] = [*SPLITFLEET, "serve", "--bind", "tcp://127.0.0.1:*", "--ready-file", ready, *options]
+    with Processes(command, cores=setting.cores, log=setting.work / "log") as processes:
+        while not ready.exists():
+            processes.require_alive()
+            time.sleep(0.02)
+        endpoint: str = json.loads(ready.read_text())["endpoint"]
+        bundle = setting.tail.bundle
+        with Channel(endpoint, connect_timeout_s=60.0, keys=operator) as channel:
+            RepositoryClient(channel).put_bundle(bundle)
+            loaded = channel.call(LoadTail(bundle=bundle.digest), timeout_s=START_S).body
+        yield processes, endpoint, str(loaded["engine"])
 
 
 def _make_keys(home: Path) -> tuple[CurveKeys, tuple[CurveKeys, ...]]:
@@ -149,6 +168,7 @@ def peer(setting: Setting, *, name: str) -> Iterator[Running]:
 SYSTEMS: dict[str, Start] = {
     "bare": bare,
     "splitfleet": splitfleet,
+    "splitfleet-auto": partial(splitfleet, engine="auto"),
     "splitfleet-curve": partial(splitfleet, curve=True),
     "mosec": partial(peer, name="mosec"),
     "litserve": partial(peer, name="litserve"),
