@@ -1,31 +1,29 @@
-"""How long a bundle takes, step by step, and what making constants of the weights before converting is worth.
+"""How long a bundle takes, step by step, and how much sooner than in the usual way its int8 head is made.
 
     python benchmarks/converting.py [--models MobileNetV2,ResNet50V2,…] [--size PX] [--rounds N] [--json PATH]
 
 For each model of ``keras.applications`` (random weights), cut in the middle: building it, flattening it, its hash,
-listing all its cuts, tracing the head and freezing its weights, converting it to int8, the whole bundle with its tail,
-and finding it in the cache. The head is converted twice a round, in turns: ``frozen`` as splitfleet does it,
-``variables`` with the weights as variables, which is what ``TFLiteConverter.from_keras_model`` does. Both heads' errors
-against float are shown (see converters/deviation.py): they must be equal.
+listing all its cuts, its int8 head step by step, the whole bundle with its tail, and finding that in the cache. In
+each round the head is made in both ways, in turns: splitfleet's, and the usual one (benchmarks/usual_head.py). Both
+heads' errors against float are shown (see converters/deviation.py).
 
-Seconds of CPU time next to those of the clock, as others may use this machine too; both are medians of rounds.
+Seconds of CPU time next to those of the clock, as others may use this machine too; both are medians of rounds, after
+one that does not count.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from usual_head import error_of, silence, write_usual_head
 
 CALIBRATION_SAMPLES = 100
 LISTED_MODEL = "DenseNet121"
@@ -53,33 +51,17 @@ class Clock:
         }
 
 
-def with_variables(half: Any, takes: Any, names: Any, keys: Any) -> Any:
-    """The head as a module that owns its weights as variables, in place of converters.head's frozen one."""
-    import tensorflow
-
-    from converters.substitutes import call_on_device
-
-    signature = [
-        tensorflow.TensorSpec((1, *tensor.shape), tensor.dtype, name=name)
-        for tensor, name in zip(takes, names, strict=True)
-    ]
-    module = tensorflow.Module()
-    module.weights = [variable.value for step in half.steps for variable in getattr(step.layer, "variables", ())]
-    module.run = tensorflow.function(
-        lambda *values: dict(zip(keys, half(values, call_on_device), strict=True)), signature, autograph=False
-    )
-    return module
-
-
 def measure(name: str, size: int, rounds: int) -> dict[str, Any]:
     import keras
 
-    from converters import cuts, head, split
+    from converters import cuts, split
     from converters.bundles import build_bundle
     from converters.cache import Cache, Known, bundle_key
     from converters.calibration import Calibration
-    from converters.deviation import Reference
     from converters.flatten import flatten
+    from converters.head import input_keys, traced, write_head
+    from converters.int8 import quantized, ranges
+    from converters.lite_model import converted
     from converters.model_hash import model_sha256
     from converters.outline import Outline
     from converters.precision import Attempt
@@ -96,25 +78,30 @@ def measure(name: str, size: int, rounds: int) -> dict[str, Any]:
     images = np.random.default_rng(0).uniform(0, 255, (CALIBRATION_SAMPLES, size, size, 3)).astype(np.float32)
     calibration = Calibration.of(flat.graph, {flat.graph.tensors[flat.graph.inputs[0]].name: images})
     k = legal[len(legal) // 2]
-    halves = split.split(flat, k)
-    half = halves.head
+    half = split.split(flat, k).head
     assert half is not None
-    keys = tuple(f"feature_{number}" for number in range(len(half.outputs)))
-    reference = Reference(halves=halves, features=keys, returned=(), calibration=calibration)
-    takes = half.tensors(half.inputs)
-    frozen = head._signature_module
-    errors: dict[str, float] = {}
-    bytes_of: dict[str, int] = {}
+    keys = [f"feature_{number}" for number in range(len(half.outputs))]
+    names = input_keys(len(half.inputs))
+    made: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "head.tflite"
+
+        def one_round(clock: Clock) -> None:
+            for way, write in (
+                ("usual", lambda: write_usual_head(half, keys, calibration.inputs, path)),
+                ("splitfleet", lambda: write_head(half, keys, calibration, path)),
+            ):
+                clock.time(f"head, {way}", write)
+                made[way] = {"error": error_of(path, half, keys, calibration.inputs), "bytes": path.stat().st_size}
+            function = clock.time("  trace", lambda: traced(half, names))
+            whole = clock.time("  freeze and convert", lambda: converted(function, names, keys))
+            clock.time("  find the ranges", lambda: ranges(whole, calibration.inputs))
+            # Of one sample the ranges are found at once: what remains is the quantizer.
+            clock.time("  quantize", lambda: quantized(whole, [array[:1] for array in calibration.inputs]))
+
+        one_round(Clock())
         for _ in range(rounds):
-            clock.time("trace and freeze the head", lambda: frozen(half, takes, head.input_keys(len(takes)), keys))
-            for way, module in (("frozen", frozen), ("variables", with_variables)):
-                head._signature_module = module
-                made = clock.time(f"head, {way}", lambda: head.write_head(half, keys, calibration, path))
-                errors[way] = reference.deviation(reference.run(path, made), made.outputs).error
-                bytes_of[way] = path.stat().st_size
-            head._signature_module = frozen
+            one_round(clock)
         cache = Cache(folder=Path(folder) / "cache")
         recipe = Recipe(task="t", model_name=name, load=dict, calibration=None, fingerprint="one")
         known = Known(outline=Outline.of(flat.graph, sha256), calibration_sha256=calibration.sha256)
@@ -134,10 +121,9 @@ def measure(name: str, size: int, rounds: int) -> dict[str, Any]:
         "operations": flat.graph.n,
         "k": k,
         "steps": steps,
-        "error": errors,
-        "head_bytes": bytes_of,
-        "ratio_wall": round(steps["head, variables"]["wall_s"] / steps["head, frozen"]["wall_s"], 2),
-        "ratio_cpu": round(steps["head, variables"]["cpu_s"] / steps["head, frozen"]["cpu_s"], 2),
+        "heads": made,
+        "ratio_wall": round(steps["head, usual"]["wall_s"] / steps["head, splitfleet"]["wall_s"], 2),
+        "ratio_cpu": round(steps["head, usual"]["cpu_s"] / steps["head, splitfleet"]["cpu_s"], 2),
     }
 
 
@@ -163,26 +149,12 @@ def show(results: list[dict[str, Any]], listing: dict[str, Any]) -> None:
         print(f"\n{result['model']}, {result['operations']} operations, cut after {result['k']}")
         for step, seconds in result["steps"].items():
             print(f"  {step:32} {seconds['wall_s']:8.2f} s  {seconds['cpu_s']:8.2f} s CPU")
+        usual, ours = result["heads"]["usual"], result["heads"]["splitfleet"]
         print(
-            f"  frozen weights: {result['ratio_wall']:.2f} times as fast ({result['ratio_cpu']:.2f} in CPU time); "
-            f"error {result['error']['frozen']:.5f} against {result['error']['variables']:.5f}, "
-            f"{result['head_bytes']['frozen']} against {result['head_bytes']['variables']} bytes"
+            f"  the head {result['ratio_wall']:.2f} times as fast as the usual one ({result['ratio_cpu']:.2f} in CPU "
+            f"time); error {ours['error']:.5f} against {usual['error']:.5f}, {ours['bytes']} against "
+            f"{usual['bytes']} bytes"
         )
-
-
-@contextlib.contextmanager
-def silence() -> Iterator[None]:
-    """The converter prints pages, past Python."""
-    sys.stdout.flush()
-    kept = [os.dup(1), os.dup(2)]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept[0], 1)
-        os.dup2(kept[1], 2)
 
 
 def main() -> None:

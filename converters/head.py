@@ -8,16 +8,15 @@ minds calls this in a process of its own (:mod:`converters.workshop`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from converters.calibration import Calibration
-from converters.graph import TensorInfo
-from converters.keras_backend import freeze, load_tensorflow
+from converters.int8 import quantized
+from converters.keras_backend import load_tensorflow
+from converters.lite_model import converted, packed
 from converters.quantization import Quantization
 from converters.recurrent import unrolled
 from converters.split import Half
@@ -26,8 +25,6 @@ from edge_sdk.errors import ConversionError, RuntimeUnavailableError
 from edge_sdk.manifest import Precision
 from edge_sdk.runtime import Interpreter
 from edge_sdk.runtime import TensorInfo as RuntimeTensor
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +48,12 @@ def write_head(
     Raises :class:`ConversionError` when TensorFlow Lite has no kernel of that precision for something in it, or no
     runtime runs it.
     """
-    tensorflow = load_tensorflow()
     takes = half.tensors(half.inputs)
     names = input_keys(len(takes))
-    module = _signature_module(half, takes, names, keys)
-    converter = tensorflow.lite.TFLiteConverter.from_concrete_functions([module.run.get_concrete_function()], module)
-    _set_precision(converter, precision, lambda: _samples(names, calibration))
     try:
-        path.write_bytes(converter.convert())
+        path.write_bytes(_converted(half, names, keys, calibration, precision))
+    except OSError:
+        raise
     except Exception as error:  # the converter raises RuntimeError, ValueError and exceptions of its own
         raise ConversionError(
             f"TensorFlow Lite cannot convert the first {len(half.steps)} operations of model "
@@ -82,42 +77,26 @@ def write_head(
     return head
 
 
-def _set_precision(converter: Any, precision: Precision, samples: Callable[[], Iterator[dict[str, Array]]]) -> None:
-    lite = load_tensorflow().lite
-    if precision == "float32":
-        return
-    converter.optimizations = [lite.Optimize.DEFAULT]
-    if precision == "float16":
-        converter.target_spec.supported_types = [load_tensorflow().float16]
-    elif precision == "int8":
-        converter.representative_dataset = samples
-        converter.target_spec.supported_ops = [lite.OpsSet.TFLITE_BUILTINS_INT8]
-        converter.inference_input_type = load_tensorflow().int8
-        converter.inference_output_type = load_tensorflow().int8
+def _converted(
+    half: Half, names: Sequence[str], keys: Sequence[str], calibration: Calibration, precision: Precision
+) -> bytes:
+    function = traced(half, names)
+    if precision == "int8":
+        return quantized(converted(function, names, keys), calibration.inputs)
+    return packed(converted(function, names, keys, precision))
 
 
-def _signature_module(half: Half, takes: Sequence[TensorInfo], names: Sequence[str], keys: Sequence[str]) -> Any:
-    """A module whose function ``run`` is the half with constant weights, from ``names`` to a dict of ``keys``."""
+def traced(half: Half, names: Sequence[str]) -> Any:
+    """The half as a TensorFlow ``ConcreteFunction`` at batch 1, of what a device has kernels for."""
     tensorflow = load_tensorflow()
     signature = [
         tensorflow.TensorSpec((1, *tensor.shape), tensor.dtype, name=name)
-        for tensor, name in zip(takes, names, strict=True)
+        for tensor, name in zip(half.tensors(half.inputs), names, strict=True)
     ]
     with unrolled(step.layer for step in half.steps), exact_one_hot():
-        traced = tensorflow.function(
+        return tensorflow.function(
             lambda *values: half(values, call_on_device), signature, autograph=False
         ).get_concrete_function()
-    frozen = freeze(traced)
-    module = tensorflow.Module()
-    module.run = tensorflow.function(
-        lambda *values: dict(zip(keys, frozen(*values), strict=True)), signature, autograph=False
-    )
-    return module
-
-
-def _samples(names: Sequence[str], calibration: Calibration) -> Iterator[dict[str, Array]]:
-    for number in range(len(calibration.inputs[0])):
-        yield {name: array[number : number + 1] for name, array in zip(names, calibration.inputs, strict=True)}
 
 
 def _quantization(info: RuntimeTensor) -> Quantization:

@@ -45,3 +45,16 @@ def freeze(function: Any) -> Any:
             operation._clear_attr(GRADIENT_ATTRIBUTE)
 
     return convert_variables_to_constants_v2(function)
+
+
+def frozen_graph(function: Any) -> Any:
+    """The ``GraphDef`` of a TensorFlow ``ConcreteFunction``, inlined and with constants in place of variables.
+
+    It is what :func:`freeze` makes a function of again, which takes ten times as long.
+    """
+    from tensorflow.python.framework import convert_to_constants
+
+    data = convert_to_constants._FunctionConverterDataInEager(
+        func=function, lower_control_flow=False, aggressive_inlining=False
+    )
+    return convert_to_constants._replace_variables_by_constants(converter_data=data)[0]

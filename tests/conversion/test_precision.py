@@ -152,14 +152,21 @@ class TestAuto:
         assert bundle.manifest.precision_reason.startswith("int8: the first 5 operations of model 'dead' became")
         assert error_of(bundle, flat, samples) <= 0.1
 
+    def test_falls_back_where_values_are_infinite(self, tmp_path):
+        from converters.flatten import flatten
+
+        flat, samples = flatten(small_models.overflow()), small_models.signal_samples()
+        bundle = build(flat, 5, samples, tmp_path / "b", precision="auto")
+        assert bundle.manifest.precision == "int8-weights"
+        assert "to int8 (for the calibration data 'Exp' has infinite values)" in bundle.manifest.precision_reason
+
     def test_falls_back_where_int8_crashes(self, tmp_path):
-        recipe = Recipe(
-            task="t", model_name="overflow", load=small_models.overflow, calibration=small_models.signal_samples
-        )
+        load = small_models.overflow_in_a_loop
+        recipe = Recipe(task="t", model_name="m", load=load, calibration=small_models.signal_samples)
         with Workshop(tmp_path, workers=1) as workshop:
             with pytest.raises(ConversionError, match="the worker process was ended by SIG"):
-                workshop.build(recipe, 5).result()
-            manifest = Bundle.open(workshop.build(recipe, 5, "auto").result()).manifest
+                workshop.build(recipe, 4).result()
+            manifest = Bundle.open(workshop.build(recipe, 4, "auto").result()).manifest
         assert manifest.precision == "int8-weights"
         assert manifest.precision_reason.startswith("int8: the worker process was ended by SIG")
 

@@ -254,10 +254,25 @@ def dead_samples() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def overflow() -> Any:
-    """Infinite in the middle, finite in the end: TensorFlow Lite crashes when it is to find a range for that."""
+    """Infinite in the middle, finite in the end."""
     import keras
     from keras import layers
 
     signal_in = keras.Input((16,), name="signal")
     x = keras.ops.exp(layers.Dense(8, name="steep", kernel_initializer="ones")(signal_in) * 100.0)
     return keras.Model(signal_in, layers.Dense(2, name="scores")(1.0 / (1.0 + x)), name="overflow")
+
+
+def overflow_in_a_loop() -> Any:
+    """The same within a loop: TensorFlow Lite crashes when it is to find a range for that."""
+    import keras
+    from keras import layers
+
+    class Once(layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            start = (keras.ops.convert_to_tensor(0), x)
+            return keras.ops.while_loop(lambda i, _: i < 1, lambda i, y: (i + 1, keras.ops.exp(y * 100.0)), start)[1]
+
+    signal_in = keras.Input((16,), name="signal")
+    x = Once(name="once")(layers.Dense(8, name="steep", kernel_initializer="ones")(signal_in))
+    return keras.Model(signal_in, layers.Dense(2, name="scores")(1.0 / (1.0 + x)), name="overflow_in_a_loop")
