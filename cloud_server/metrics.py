@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from cloud_server.batches import Computed
 from cloud_server.ledger import Request
@@ -134,6 +134,10 @@ class Metrics:
         yield GaugeMetricFamily(
             "splitfleet_devices_online", "Registered devices that are heard of.", value=self._devices_online()
         )
+        engines = InfoMetricFamily("splitfleet_tail_engine", "What runs a tail.", labels=("tail",))
+        for digest, engine in self._tails.engines().items():
+            engines.add_metric((digest[:_TAIL_CHARS],), {"engine": engine})
+        yield engines
         yield from self._of_workers()
         dropped = CounterMetricFamily("splitfleet_dropped", "What could not be answered.", labels=("reason",))
         for reason, count in dict(self._dropped).items():

@@ -11,6 +11,7 @@ from cloud_server.lanes import Lane
 from cloud_server.ledger import Request
 from cloud_server.switchboard import Handler, Switchboard
 from cloud_server.tails import TailHost
+from cloud_server.workers.worker import Loaded
 from edge_sdk.errors import InvalidInputError
 from edge_sdk.protocol import LoadTail, UnloadTail
 from edge_sdk.wire import Message, MessageType
@@ -99,8 +100,9 @@ class TailCalls:
         digest = LoadTail.from_body(message.body).bundle
         began = time.perf_counter()
 
-        def loaded(engine: str) -> None:
-            self._switchboard.reply(request, {"load_s": time.perf_counter() - began, "engine": engine})
+        def loaded(tail: Loaded) -> None:
+            load_s = time.perf_counter() - began
+            self._switchboard.reply(request, {"load_s": load_s, "engine": tail.engine, "engine_reason": tail.reason})
 
         self._switchboard.work(self._tails.lane, request, partial(self._tails.load, digest), loaded)
 

@@ -96,6 +96,11 @@ class TailHost:
         """By digest, how many requests wait for each tail."""
         return {digest: served.batcher.depth for digest, served in self._served.copy().items()}
 
+    def engines(self) -> dict[str, str]:
+        """By digest, the name of the engine that runs each tail that is loaded."""
+        loaded = {digest: served.loaded for digest, served in self._served.copy().items()}
+        return {digest: tail.engine for digest, tail in loaded.items() if tail is not None}
+
     def workers(self) -> list[WorkerState]:
         """All workers."""
         homes = [served.worker for served in self._served.copy().values() if served.state is State.READY]
@@ -120,8 +125,8 @@ class TailHost:
 
     # From any thread but the I/O thread, which has to be at work.
 
-    def load(self, digest: str) -> str:
-        """Make a bundle's tail ready, which takes seconds; returns the engine's name. One that is ready stays.
+    def load(self, digest: str) -> Loaded:
+        """Make a bundle's tail ready, which takes seconds. One that is ready stays.
 
         Raises :class:`UnknownBlobError`, :class:`IntegrityError` or :class:`BundleError`, or
         :class:`TailFailedError` when the worker died of it; then nothing has changed.
@@ -130,7 +135,7 @@ class TailHost:
             present = self._served.get(digest)
             loaded = None if present is None else present.loaded
             if loaded is not None:
-                return loaded.engine
+                return loaded
             manifest = self._repository.manifest(digest)
             if not manifest.has_tail:
                 raise BundleError(
@@ -138,8 +143,8 @@ class TailHost:
                     f"n={manifest.cut.n}), the device runs the whole model"
                 )
             bundle = self._repository.lay_out(digest, self._folder / digest)
-            engine: str = self._ask(partial(self._place, bundle))
-            return engine
+            made: Loaded = self._ask(partial(self._place, bundle))
+            return made
 
     def unload(self, digest: str) -> bool:
         """Stop serving a tail; what is in its queue is still run. ``False``: it was not loaded."""
@@ -236,7 +241,7 @@ class TailHost:
         except OverloadedError:
             self._loop.call_later(_AGAIN_S, partial(self._bring, digests, on_edge_only))
 
-    def _place(self, bundle: Bundle, future: Future[str]) -> None:
+    def _place(self, bundle: Bundle, future: Future[Loaded]) -> None:
         signature = TailSignature(bundle.manifest, bundle.digest)
         served = self._served.get(bundle.digest)
         if served is not None:
@@ -250,7 +255,7 @@ class TailHost:
         self._crew.with_one(None if served is None else served.worker, load_into)
 
     def _loaded(
-        self, worker: Worker, signature: TailSignature, future: Future[str], outcome: Loaded | SplitfleetError
+        self, worker: Worker, signature: TailSignature, future: Future[Loaded], outcome: Loaded | SplitfleetError
     ) -> None:
         digest = signature.digest
         served = self._served.get(digest)
@@ -265,7 +270,7 @@ class TailHost:
         served.arrive(worker, outcome, signature)
         _LOG.info("bundle %s runs on %s in %s: %s", digest[:12], outcome.engine, worker, outcome.reason)
         if not future.done():
-            future.set_result(outcome.engine)
+            future.set_result(outcome)
         self._relieve(worker)
 
     def _forget(self, digest: str, on_edge_only: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ method               answered by     result
 ``device.heartbeat`` server          ``{"known": bool}``; not known: register again
 ``fleet.devices``    server          ``{"devices": [DeviceState as map…], "next": str | None}``, at most 16 a page
 ``fleet.call``       server          what the device answers to the inner call, tensors included
-``tail.load``        server          ``{"load_s": float, "engine": str}`` once the tail is warm
+``tail.load``        server          ``{"load_s": float, "engine": str, "engine_reason": str}`` once the tail is warm
 ``tail.unload``      server          ``{"unloaded": bool}``
 ``blob.stat``        repository      ``{"size": int | None}``
 ``blob.fetch``       repository      tensor ``chunk``: uint8 (length,), shorter at the end of the blob

@@ -30,7 +30,7 @@ ENGINE_CHOICES: tuple[str, ...] = get_args(EngineChoice)
 _LIBRARIES = ("tensorflow", "ai-edge-litert", "numpy")
 # A race takes a second or two, and TensorFlow's start some more.
 _RACE_PATIENCE_S = 300.0
-_IDLE_S = 60.0
+_IDLE_S = 30.0
 
 
 class EngineChooser:
@@ -55,7 +55,6 @@ class EngineChooser:
             entrant = next(each for each in entrants if (each.engine, each.threads) == (result.engine, result.threads))
             engine, reason = entrant.load(bundle), result.reason
         engine.reason = reason
-        _LOG.info("bundle %s runs on %s: %s", bundle.digest[:12], engine.name, reason)
         return engine
 
     def close(self) -> None:

@@ -9,10 +9,10 @@ kind           to        payload
 ``OUTPUTS``    server    likewise the outputs, as float32; ``seconds`` is how long they were computed
 ``FAILED``     server    of a batch: msgpack of an ERROR's body, and ``traceback``
 ``HELLO``      server    msgpack: nothing; the worker is up
-``LOAD``       worker    msgpack: ``digest``, ``path``; the descriptor of the tail's line comes along
-``LOADED``     server    msgpack: ``digest``, ``engine``, ``rss_bytes``, or ``error`` like ``FAILED`` in its place
-``UNLOAD``     worker    msgpack: ``digest``; the server has closed the tail's line before
-``UNLOADED``   server    msgpack: ``digest``, ``rss_bytes``
+``LOAD``       worker    msgpack: ``tail``, ``path``; the descriptor of the tail's line comes along
+``LOADED``     server    msgpack: ``tail``, ``engine``, ``reason``, ``rss_bytes``, or ``error`` like ``FAILED``
+``UNLOAD``     worker    msgpack: ``tail``; the server has closed the tail's line before
+``UNLOADED``   server    msgpack: ``tail``, ``rss_bytes``
 =============  ========  ===========================================================================================
 
 The first three go over the line of one tail, one batch at a time; both ends know dtypes and shapes from the same

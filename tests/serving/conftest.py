@@ -131,6 +131,7 @@ class FakeEngine(TailEngine):
     """Gives each sample's features as floats. While ``gate`` is cleared, a run waits in it."""
 
     name = "fake"
+    reason = "the test wants it"
 
     def __init__(self) -> None:
         self.runs = 0

@@ -211,7 +211,7 @@ def test_load_and_unload_over_the_wire(running, make_bundle, feature):
     running.repository.add_bundle(bundle)
     peer = running.peer()
     loaded = peer.call(LoadTail(bundle=bundle.digest)).body
-    assert loaded["engine"] == "fake"
+    assert (loaded["engine"], loaded["engine_reason"]) == ("fake", "the test wants it")
     assert loaded["load_s"] > 0
     peer.call(LoadTail(bundle=bundle.digest))
     assert len(running.engines) == 1

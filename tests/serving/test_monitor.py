@@ -176,6 +176,7 @@ def test_requests_are_counted_by_their_ends(start, make_bundle, feature, registr
     assert found["splitfleet_batch_samples_sum", "jetson-nano", tail] == 4
     assert found["splitfleet_received_bytes_total", "jetson-nano", tail] == 4 * 6
     assert found["splitfleet_sent_bytes_total", "jetson-nano", tail] == 4 * 6 * 4
+    assert found["splitfleet_tail_engine_info", "fake", tail] == 1
     assert found["splitfleet_tails_loaded",] == 1
     assert found["splitfleet_devices_online",] == 1
     assert found["splitfleet_queue_depth", tail] == 0

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from edge_sdk.channel import Channel
-from edge_sdk.errors import GoingAwayError, PeerUnreachableError, UnknownBundleError
+from edge_sdk.errors import BundleError, GoingAwayError, PeerUnreachableError, UnknownBundleError
 from edge_sdk.protocol import Heartbeat, ListDevices, LoadTail
 from edge_sdk.repository_client import RepositoryClient
 from edge_sdk.wire import Message, MessageType, Tensor
@@ -68,6 +68,28 @@ def test_a_tail_is_served_and_blobs_survive_a_restart(served, make_bundle, saved
         assert channel.call(Heartbeat(device_id="cam-1", progress=0), timeout_s=PATIENCE_S).body == {"known": False}
         assert RepositoryClient(channel).put_bundle(bundle) == 0
     assert again.end()[0] == 0
+
+
+def test_the_engine_is_the_one_that_is_asked_for_or_the_bundle_is_refused(
+    served, make_bundle, saved_models, tail_tflites
+):
+    both = make_bundle("both", tail=saved_models["good"], tail_tflite=tail_tflites["good"])
+    lacks = make_bundle("lacks", tail=saved_models["good"], tail_tflite_reason="no kernel for this")
+    server = served("--bind", "tcp://127.0.0.1:*", "--engine", "litert")
+    with Channel(server.ready["endpoint"]) as channel:
+        for bundle in (both, lacks):
+            RepositoryClient(channel).put_bundle(bundle)
+        loaded = channel.call(LoadTail(bundle=both.digest), timeout_s=PATIENCE_S).body
+        assert loaded["engine"] == "litert"
+        with pytest.raises(
+            BundleError, match=r"cannot be served with --engine litert: .*: no kernel for this; serve it"
+        ):
+            channel.call(LoadTail(bundle=lacks.digest), timeout_s=PATIENCE_S)
+        modules = [psutil.Process(server.ready["pid"]), *psutil.Process(server.ready["pid"]).children(recursive=True)]
+        assert not any("tensorflow" in file.path for each in modules for file in each.memory_maps())
+    code, _, err = server.end()
+    assert code == 0
+    assert f"bundle {both.digest[:12]} runs on litert in worker 1: {loaded['engine_reason']}" in err
 
 
 def test_more_peers_than_files_that_a_shell_allows(served):

@@ -38,7 +38,8 @@ def test_a_bundle_is_ready_once_it_is_warm(running, make_bundle, feature):
     running.repository.add_bundle(bundle)
     tails = running.tails
     assert tails.ready == ()
-    assert tails.load(bundle.digest) == "fake"
+    assert tails.load(bundle.digest).engine == "fake"
+    assert tails.engines() == {bundle.digest: "fake"}
     assert tails.ready == (bundle.digest,)
     # Batches of one and of the largest size, each warmed and then checked.
     assert running.engines[0].runs == 4
