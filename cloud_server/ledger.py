@@ -40,23 +40,29 @@ class Request:
 
 
 class Ledger:
-    """All requests that have no end yet."""
+    """All requests that have no end yet, and how many were ever begun."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[bytes, int], Request] = {}
+        self.begun = 0
+        self._open: dict[bytes, dict[int, Request]] = {}
+        self._size = 0
         self._deadlines: list[tuple[float, int, Request]] = []
         self._order = count()
 
     def __len__(self) -> int:
-        return len(self._open)
+        return self._size
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(tuple(self._open.values()))
+        return iter([request for requests in self._open.values() for request in requests.values()])
+
+    def of(self, peer: bytes) -> list[Request]:
+        """The requests of one peer."""
+        return list(self._open.get(peer, {}).values())
 
     def begin(self, peer: bytes, message: Message, now: float, *, key: str | None = None) -> Request | None:
         """The request that ``message`` opens; ``None`` when that peer has one under way with the same id."""
-        place = (peer, message.request_id)
-        if place in self._open:
+        requests = self._open.setdefault(peer, {})
+        if message.request_id in requests:
             return None
         deadline = None if message.budget_s is None else now + message.budget_s
         request = Request(
@@ -68,7 +74,9 @@ class Ledger:
             key=key,
             bundle=message.bundle,
         )
-        self._open[place] = request
+        requests[request.id] = request
+        self._size += 1
+        self.begun += 1
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, next(self._order), request))
         return request
@@ -78,8 +86,12 @@ class Ledger:
         if request.ended:
             return False
         request.ended = True
-        del self._open[request.peer, request.id]
-        if len(self._deadlines) > 2 * len(self._open) + _COMPACT_ABOVE:
+        requests = self._open[request.peer]
+        del requests[request.id]
+        if not requests:
+            del self._open[request.peer]
+        self._size -= 1
+        if len(self._deadlines) > 2 * self._size + _COMPACT_ABOVE:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
             heapq.heapify(self._deadlines)
         return True

@@ -64,12 +64,14 @@ class Metrics:
         kind_of: Callable[[bytes], str],
         dropped: Mapping[str, int],
         devices_online: Callable[[], int],
+        begun: Callable[[], int],
     ) -> None:
         self._tails = tails
         self._kind_of = kind_of
         self._kinds: set[str] = set()
         self._dropped = dropped
         self._devices_online = devices_online
+        self._begun = begun
         self._registry = CollectorRegistry(auto_describe=True)
         self._requests = Counter(
             "splitfleet_requests",
@@ -139,6 +141,9 @@ class Metrics:
             engines.add_metric((digest[:_TAIL_CHARS],), {"engine": engine})
         yield engines
         yield from self._of_workers()
+        yield CounterMetricFamily(
+            "splitfleet_requests_begun", "Requests that came in; some may not have ended.", value=self._begun()
+        )
         dropped = CounterMetricFamily("splitfleet_dropped", "What could not be answered.", labels=("reason",))
         for reason, count in dict(self._dropped).items():
             dropped.add_metric((reason,), count)

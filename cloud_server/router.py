@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
+from cloud_server.connections import Connections
 from cloud_server.curve import ServerCurve
 from edge_sdk.errors import ConfigError
 from edge_sdk.wire import MAX_TENSOR_BYTES, Message, encode
@@ -20,7 +21,7 @@ from edge_sdk.wire import MAX_TENSOR_BYTES, Message, encode
 HEARTBEAT_INTERVAL_MS = 2000
 HEARTBEAT_TIMEOUT_MS = 10_000
 HEARTBEAT_TTL_MS = 15_000
-# How much one peer may have queued in either direction before it is held back, or counted as not reading.
+# How much may be queued to one peer before it counts as not reading.
 QUEUED_MESSAGES = 256
 LINGER_MS = 1000
 _TCP = re.compile(r"tcp://([^/\s]+):(\*|\d+)")
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
 
 
 class Arrival(NamedTuple):
-    """A message that came in: the routing id of its peer, its frames, and the public key of its connection (CURVE)."""
+    """A message that came in: the routing id of its peer, its frames, the public key of its connection (CURVE), and
+    whether that connection still ``stands``: else nobody can be answered.
+    """
 
     peer: bytes
     frames: list[bytes]
     key: str | None
+    stands: bool
 
 
 class Delivery(Enum):
@@ -78,13 +82,16 @@ class Router:
             (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
             (zmq.HEARTBEAT_TTL, HEARTBEAT_TTL_MS),
             (zmq.MAXMSGSIZE, MAX_TENSOR_BYTES),
-            (zmq.RCVHWM, QUEUED_MESSAGES),
+            # Without a bound: a connection that ZeroMQ holds up because its queue is full, and that is reset then,
+            # aborts the process at its next ping (libzmq 4.3.5, "!_io_error"). What came is taken in at once anyway.
+            (zmq.RCVHWM, 0),
             (zmq.SNDHWM, QUEUED_MESSAGES),
             (zmq.LINGER, LINGER_MS),
         ):
             self.socket.setsockopt(option, value)
         if curve is not None:
             self._authenticator = curve.secure(self._context, self.socket)
+        self.connections = Connections(self._context, self.socket)
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -108,12 +115,12 @@ class Router:
     def receive(self) -> Arrival | None:
         """The next message; ``None`` when nothing is there."""
         try:
-            if self._authenticator is None:
-                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-                return Arrival(peer, frames, None)
             # Only a frame tells whose it is; all of a message come over one connection.
             first = self.socket.recv(zmq.NOBLOCK, copy=False)
-            return Arrival(first.bytes, self.socket.recv_multipart(zmq.NOBLOCK), str(first.get("User-Id")))
+            peer = first.bytes
+            key = None if self._authenticator is None else str(first.get("User-Id"))
+            stands = self.connections.carries(int(first.get(zmq.SRCFD)), peer)
+            return Arrival(peer, self.socket.recv_multipart(zmq.NOBLOCK), key, stands)
         except zmq.Again:
             return None
 
@@ -132,6 +139,7 @@ class Router:
 
     def close(self) -> None:
         """Close the socket; what is queued to peers that read goes out within the linger time."""
+        self.connections.close()
         self.socket.close()
         if self._authenticator is not None:
             self._authenticator.stop()

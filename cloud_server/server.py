@@ -22,7 +22,7 @@ from cloud_server.lanes import Lane
 from cloud_server.ledger import Request
 from cloud_server.loop import Loop
 from cloud_server.metrics import Metrics
-from cloud_server.router import Router
+from cloud_server.router import Arrival, Router
 from cloud_server.switchboard import Handler, Switchboard
 from cloud_server.tail_calls import TailCalls
 from cloud_server.tails import TailHost
@@ -79,6 +79,7 @@ class Server:
             kind_of=fleet.profile_of,
             dropped=self._switchboard.dropped,
             devices_online=fleet.online,
+            begun=lambda: self._switchboard.begun,
         )
         self._switchboard.on_end = self._metrics.ended
         self._fleet_calls = FleetCalls(self._switchboard, fleet, registry, router.guard)
@@ -100,6 +101,16 @@ class Server:
     def dropped(self) -> Counter[str]:
         """What could not be answered, by reason."""
         return self._switchboard.dropped
+
+    @property
+    def under_way(self) -> int:
+        """How many requests have no end yet."""
+        return self._switchboard.under_way
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return self._router.connections.count
 
     def stop(self) -> None:
         """Have :meth:`run` end: all peers are told at once, nothing new is taken, what is under way gets its answer, or
@@ -140,6 +151,7 @@ class Server:
         self._tail_calls.load_at_start(active)
         # Only to wake it: what there is to read is asked of the router itself.
         self._loop.watch(self._router.descriptor, lambda _: None)
+        self._loop.watch(self._router.connections.descriptor, lambda _: self._router.connections.take_in())
         stop_by: float | None = None
         while stop_by is None or (self._switchboard.under_way and self._switchboard.clock() < stop_by):
             try:
@@ -158,7 +170,9 @@ class Server:
                 break
             received = self._router.receive()
             if received is not None:
-                self._receive(*received)
+                self._receive(received)
+        for peer in self._router.connections.lost():
+            self._switchboard.lose(peer)
         self._loop.run_soon()
         # Sending may have taken in what has come: the descriptor tells of it only once.
         self._loop.wait(0.0 if self._router.readable() else self._wake_at())
@@ -173,7 +187,8 @@ class Server:
         deadline = self._switchboard.next_deadline()
         return self._next_sweep if deadline is None else min(self._next_sweep, deadline)
 
-    def _receive(self, peer: bytes, frames: list[bytes], key: str | None) -> None:
+    def _receive(self, arrival: Arrival) -> None:
+        peer, frames, key, stands = arrival
         try:
             holder = None if self._guard is None else self._guard.identify(key)
         except UnauthorizedError as error:
@@ -186,6 +201,9 @@ class Server:
             self._refuse(peer, frames, error, holder)
             return
         if message.type in (MessageType.INFER, MessageType.CALL):
+            if not stands:
+                self.dropped["requests of peers that are gone"] += 1
+                return
             request = self._switchboard.begin(peer, message, key=key)
             if request is not None:
                 self._answer(request, message, holder)

@@ -1,7 +1,8 @@
 """Requests and their ends: what came in over the ROUTER, what goes back, and the way there through other threads.
 
 Unless a method says otherwise, it belongs to the I/O thread. Each request that began ends exactly once: with an
-answer or a typed error, by its budget at the latest. What has no addressee is counted in :attr:`Switchboard.dropped`.
+answer or a typed error, by its budget at the latest, or without a word when its peer has left. What has no addressee is
+counted in :attr:`Switchboard.dropped`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from edge_sdk.wire import Message, MessageType, Tensor, error_message
 _LOG = logging.getLogger(__name__)
 # Who asked last is told when the server stops; more than that many need not be remembered.
 _MAX_PEERS = 4096
+# The outcome of a request whose peer has left; nobody is told.
+GONE = "GONE"
 # They come by the thousand just when there is no time to write them down.
-_EXPECTED = frozenset({DeadlineExceededError.wire_code, OverloadedError.wire_code})
+_EXPECTED = frozenset({DeadlineExceededError.wire_code, OverloadedError.wire_code, GONE})
 
 T = TypeVar("T")
 Handler = Callable[[Request, Message], None]
@@ -52,6 +55,11 @@ class Switchboard:
     def under_way(self) -> int:
         """How many requests have no end yet."""
         return len(self._ledger)
+
+    @property
+    def begun(self) -> int:
+        """How many requests there were in all. May be asked from any thread."""
+        return self._ledger.begun
 
     def next_deadline(self) -> float | None:
         return self._ledger.next_deadline()
@@ -87,8 +95,7 @@ class Switchboard:
         if not self._ledger.end(request):
             self.dropped["late outcomes"] += 1
             return
-        self.on_end(request, message)
-        _log_end(request, message, self.clock() - request.received_at)
+        self._note(request, message)
         try:
             self.send(request.peer, message)
         except ProtocolError as error:
@@ -107,6 +114,14 @@ class Switchboard:
         """Tell a peer what is no answer to any of its requests, but concerns them all."""
         # Not counted: it is none of those that anybody waits for.
         self._router.send(peer, error_message(NOTICE_ID, error))
+
+    def lose(self, peer: bytes) -> None:
+        """The connection of ``peer`` has ended: so have its requests, and what of them has not begun is not done."""
+        self._peers.pop(peer, None)
+        for request in self._ledger.of(peer):
+            self._ledger.end(request)
+            left = {"code": GONE, "message": "its peer has left"}
+            self._note(request, Message(type=MessageType.ERROR, request_id=request.id, body=left))
 
     def notify_all(self, error: SplitfleetError) -> None:
         """Tell all peers that asked something."""
@@ -138,6 +153,10 @@ class Switchboard:
     def come_back(self, request: Request, then: Callable[[T], None], outcome: T | Exception) -> None:
         """From any thread: go on in the I/O thread with ``then``, or fail where the outcome is an exception."""
         self._mailbox.post(partial(self._resume, request, then, outcome))
+
+    def _note(self, request: Request, message: Message) -> None:
+        self.on_end(request, message)
+        _log_end(request, message, self.clock() - request.received_at)
 
     def _resume(self, request: Request, then: Callable[[T], None], outcome: T | Exception) -> None:
         try:

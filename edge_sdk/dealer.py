@@ -41,7 +41,9 @@ def open_dealer(context: Context, handshake_s: float, keys: CurveKeys | None = N
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
-    socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+    # Without a bound: a connection that ZeroMQ holds up because its queue is full, and that is reset then, aborts the
+    # process at its next ping (libzmq 4.3.5, "!_io_error"). Answers are as many as our requests, which are bounded.
+    socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_TENSOR_BYTES)
     socket.setsockopt(zmq.HANDSHAKE_IVL, max(int(handshake_s * 1000), 1))
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)

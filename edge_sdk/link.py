@@ -123,7 +123,9 @@ class Link:
             self._set(PeerUnreachableError, f"the connection to {at} was lost")
             return Change.DOWN
         if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and self._error is None:
-            # It is long past its handshake, which CURVE does not heed.
+            # Long past its handshake: what came was not what the server encrypted. ZeroMQ forgets over telling us that
+            # this connection is to end, and would abort the whole process at the next heartbeat after a hang-up.
+            self.socket.disconnect(at)
             self.idle = True
             self._set(PeerUnreachableError, f"the connection to {at} was lost: what came over it was damaged")
             return Change.DOWN

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -300,6 +300,26 @@ class RunningServer:
 
         self.loop.mailbox.post(run)
         return outcome.result(PATIENCE_MS / 1000)
+
+    def under_way(self) -> int:
+        """How many requests the server has not ended."""
+        return self.in_loop(lambda: self.server.under_way)
+
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        """The I/O thread does nothing meanwhile."""
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            held.set()
+            go_on.wait(PATIENCE_MS / 1000)
+
+        self.loop.mailbox.post(hold)
+        assert held.wait(PATIENCE_MS / 1000)
+        try:
+            yield
+        finally:
+            go_on.set()
 
     def _load(self, bundle: Bundle) -> TailEngine:
         self.engines.append(FakeEngine.load(bundle))

@@ -292,7 +292,7 @@ def test_a_channel_comes_back_once_its_key_is_allowed_again(site, monkeypatch):
     site.allow_list.allow(Holder(name="cam-1", role=Role.DEVICE, public=keys.public))
     asked = channel.begin_call(StatBlob(sha256=NOTHING), timeout_s=PATIENCE_S)
     assert again.socket.poll(PATIENCE_S * 1000)
-    peer, frames, key = again.receive()
+    peer, frames, key, _ = again.receive()
     assert key == keys.public
     again.send(peer, Message(type=MessageType.REPLY, request_id=decode(frames).request_id, body={"size": 7}))
     assert asked.result().body == {"size": 7}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from cloud_server.allow_list import AllowList, Holder, Role
@@ -69,3 +72,59 @@ def test_a_length_that_is_damaged_is_noticed_by_heartbeats(reached, monkeypatch)
         with pytest.raises(PeerUnreachableError, match="was lost"):
             call_on(channel)
         assert channel.call(ListDevices(), timeout_s=PATIENCE_S).body["devices"] == []
+
+
+ABORT = """
+import threading
+from cloud_server.curve import ServerCurve
+from cloud_server.lab.proxy import LinkProxy
+from cloud_server.router import Router
+from edge_sdk import channel, dealer
+from edge_sdk.errors import PeerUnreachableError
+from edge_sdk.keys import CurveKeys, make_key_pair
+from edge_sdk.protocol import ListDevices
+from edge_sdk.wire import Message, MessageType, decode
+
+class Everybody:
+    def admits(self, key):
+        return True
+
+def serve():
+    while not stopping.is_set():
+        if router.socket.poll(20):
+            arrival = router.receive()
+            router.send(arrival.peer, Message(type=MessageType.REPLY, request_id=decode(arrival.frames).request_id))
+
+dealer.HEARTBEAT_INTERVAL_MS = 50
+channel.REOPEN_AFTER_S = 1.0
+server, secret = make_key_pair()
+public, own_secret = make_key_pair()
+router = Router("tcp://127.0.0.1:*", curve=ServerCurve(secret=secret, guard=Everybody()))
+stopping = threading.Event()
+thread = threading.Thread(target=serve)
+thread.start()
+keys = CurveKeys(public=public, secret=own_secret, server=server)
+with LinkProxy(router.endpoint) as proxy, channel.Channel(proxy.endpoint, keys=keys) as asking:
+    proxy.corrupt("down", after_bytes=30)
+    try:
+        while True:
+            asking.call(ListDevices(), timeout_s=20)
+    except PeerUnreachableError:
+        pass
+    # The server's end hangs up while ours is still there, and a ping is due.
+    proxy.cut()
+    proxy.restore()
+    asking.call(ListDevices(), timeout_s=20)
+    print("connections", asking.connections)
+stopping.set()
+thread.join()
+router.close()
+"""
+
+
+def test_damage_and_a_hang_up_after_it_do_not_abort_the_process():
+    """As libzmq does, where nobody has disconnected meanwhile."""
+    done = subprocess.run(
+        [sys.executable, "-c", ABORT], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "connections 2\n"), done.stderr

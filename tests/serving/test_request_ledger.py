@@ -32,6 +32,21 @@ def test_an_id_is_free_again_once_its_request_ended_and_belongs_to_its_peer():
     assert ledger.begin(b"a", message(), 0.0) is not None
 
 
+def test_the_requests_of_a_peer_are_known_and_all_are_counted():
+    ledger = Ledger()
+    first, second = ledger.begin(b"a", message(1), 0.0), ledger.begin(b"a", message(2), 0.0)
+    other = ledger.begin(b"b", message(1), 0.0)
+    assert ledger.of(b"a") == [first, second]
+    assert list(ledger) == [first, second, other]
+    ledger.end(first)
+    assert ledger.of(b"a") == [second]
+    ledger.end(second)
+    assert ledger.of(b"a") == []
+    assert (len(ledger), ledger.begun) == (1, 3)
+    assert ledger.begin(b"b", message(1), 0.0) is None
+    assert ledger.begun == 3
+
+
 def test_a_budget_is_counted_from_when_the_request_came():
     request = Ledger().begin(b"a", message(budget_s=2.0), 10.0)
     assert not request.is_over(11.9)

@@ -59,7 +59,8 @@ def test_a_peer_that_never_was_is_gone(router):
 def test_a_peer_that_left_is_gone(router, context):
     socket = dealer(context, router.endpoint)
     socket.send(b"here")
-    peer, frames, _ = receive(router)
+    peer, frames, _, stands = receive(router)
+    assert stands
     assert frames == [b"here"]
     assert router.send(peer, message()) is Delivery.SENT
     assert socket.poll(PATIENCE_MS)
@@ -83,7 +84,7 @@ def test_a_peer_that_does_not_read_is_full_and_nobody_waits_for_it(router, conte
 def test_a_routing_id_cannot_be_taken_over(router, context):
     first = dealer(context, router.endpoint, routing_id=b"cam-1")
     first.send(b"first")
-    assert receive(router) == (b"cam-1", [b"first"], None)
+    assert receive(router) == (b"cam-1", [b"first"], None, True)
     second = dealer(context, router.endpoint, routing_id=b"cam-1", linger=0)
     second.send(b"second")
     other = dealer(context, router.endpoint)

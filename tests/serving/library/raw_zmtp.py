@@ -24,11 +24,11 @@ def message(*frames: bytes) -> bytes:
     return b"".join(frame(data, flags=MORE) for data in frames[:-1]) + frame(frames[-1])
 
 
-def ready(kind: str = "DEALER") -> bytes:
+def ready(identity: bytes = b"", *, kind: str = "DEALER") -> bytes:
     """The command that ends a handshake without encryption."""
     properties = b"".join(
         bytes((len(name),)) + name + struct.pack(">I", len(value)) + value
-        for name, value in ((b"Socket-Type", kind.encode()), (b"Identity", b""))
+        for name, value in ((b"Socket-Type", kind.encode()), (b"Identity", identity))
     )
     return frame(b"\x05READY" + properties, flags=COMMAND)
 
@@ -48,10 +48,21 @@ class RawPeer:
             return False
         return True
 
-    def shake_hands(self) -> None:
+    def shake_hands(self, identity: bytes = b"") -> None:
         """Come as far as a DEALER whose messages are taken."""
         self.send(GREETING)
-        self.send(ready())
+        self._receive(len(GREETING))
+        self.send(ready(identity))
+        # What is not read when the socket is closed would reset the connection.
+        self._receive(self._receive(2)[1])
+
+    def _receive(self, size_bytes: int) -> bytes:
+        data = b""
+        while len(data) < size_bytes:
+            piece = self.socket.recv(size_bytes - len(data))
+            assert piece, "the peer hung up"
+            data += piece
+        return data
 
     def close(self) -> None:
         self.socket.close()
