@@ -8,7 +8,7 @@ TensorFlow folds what it can. Beside it lies the same as a TensorFlow Lite model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,7 @@ def write_tail(
     # Empty, and so not in the manifest: a folder laid out from the manifest's files lacks it too.
     (saved_model / "assets").rmdir()
 
-    def computed(features: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: tensor.numpy() for key, tensor in module.run(*(features[spec.name] for spec in crossing)).items()}
-
-    return tflite_failed or write_tail_tflite(saved_model, computed, crossing, folder / TAIL_TFLITE_FILE)
+    return tflite_failed or write_tail_tflite(frozen, crossing, keys, folder / TAIL_TFLITE_FILE)
 
 
 def _dequantized(feature: Any, spec: CrossingSpec) -> Any:

@@ -1,8 +1,8 @@
 """The tail once more, as a float TensorFlow Lite model: on a CPU its runtime is often several times as fast.
 
-``tail.tflite`` is made of the SavedModel, so it is the same graph: it takes the features as they travel, under the same
-keys, its batch axis is free, and it returns float32. Not every graph converts; a bundle does without it then, and its
-manifest says why.
+``tail.tflite`` is made of the function that became the SavedModel, so it is the same graph: it takes the features as
+they travel, under the same keys, its batch axis is free, and it returns float32. Not every graph converts; a bundle
+does without it then, and its manifest says why.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from converters.keras_backend import load_tensorflow
+from converters.lite_model import converted, packed
 from edge_sdk.errors import SplitfleetError
 from edge_sdk.manifest import CrossingSpec
-from edge_sdk.runtime import SIGNATURE, Interpreter
+from edge_sdk.runtime import Interpreter
 from edge_sdk.wire import DTYPES
 
 TOLERANCE = 1e-3
@@ -35,15 +36,18 @@ _OPERATION = re.compile(r'fused\["(\w+):"')
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def write_tail_tflite(
-    saved_model: Path, run: Callable[[Arrays], Arrays], crossing: Sequence[CrossingSpec], path: Path
-) -> str:
-    """Write the tail in the folder ``saved_model``, which ``run`` computes, to ``path``.
+def write_tail_tflite(function: Any, crossing: Sequence[CrossingSpec], keys: Sequence[str], path: Path) -> str:
+    """Write the tail that the TensorFlow ``ConcreteFunction`` computes, from ``crossing`` to ``keys``, to ``path``.
 
     Returns why that is impossible, and then there is no such file: the converter refuses, or the runtime does, or what
-    it computes is not what ``run`` does. Empty: the file is there.
+    it computes is not what the function does. Empty: the file is there.
     """
-    reason = _convert(saved_model, path) or check_tail_tflite(path, run, crossing)
+
+    def run(features: Arrays) -> Arrays:
+        made = function(*(load_tensorflow().constant(features[spec.name]) for spec in crossing))
+        return {key: tensor.numpy() for key, tensor in zip(keys, made, strict=True)}
+
+    reason = _convert(function, crossing, keys, path) or check_tail_tflite(path, run, crossing)
     if reason:
         path.unlink(missing_ok=True)
     return reason[:_REASON_CHARS]
@@ -108,15 +112,12 @@ def check_tail_tflite(path: Path, run: Callable[[Arrays], Arrays], crossing: Seq
     return ""
 
 
-def _convert(saved_model: Path, path: Path) -> str:
-    lite = load_tensorflow().lite
+def _convert(function: Any, crossing: Sequence[CrossingSpec], keys: Sequence[str], path: Path) -> str:
     try:
-        converter = lite.TFLiteConverter.from_saved_model(str(saved_model), signature_keys=[SIGNATURE])
-        path.write_bytes(converter.convert())
-    except OSError:
-        raise
+        data = packed(converted(function, [spec.name for spec in crossing], keys))
     except Exception as error:  # the converter raises RuntimeError, ValueError and exceptions of its own
         return f"TensorFlow Lite cannot convert the tail: {_reason(error)}"
+    path.write_bytes(data)
     return ""
 
 
