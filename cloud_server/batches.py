@@ -14,11 +14,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from cloud_server.fair_queue import FairQueue
+from cloud_server.fair_queue import FairQueue, QueueLimits
 from cloud_server.loop import Loop, Timer
 from cloud_server.tail_signature import Features, Result
 from cloud_server.workers.line import Ran
 from edge_sdk.errors import OverloadedError
+from edge_sdk.sizes import format_size
 
 _LOG = logging.getLogger(__name__)
 _LEAST_RETRY_S = 0.05
@@ -33,13 +34,25 @@ Run = Callable[[Sequence[Features], int, Ran], None]
 class BatchLimits:
     """``max_batch`` samples run together; ``delay_s`` is how long a free engine waits for them at most.
 
-    ``queued`` requests wait for one tail, ``queued_per_device`` of them of one device; beyond it they are refused.
+    ``queued`` requests wait for one tail, ``queued_per_device`` of them of one device; beyond it they are refused. So
+    are features of more than ``queued_bytes`` in all, and ``queued_bytes_per_device``, except of one that waits alone.
     """
 
     max_batch: int = 32
     delay_s: float = 0.002
     queued: int = 128
     queued_per_device: int = 64
+    queued_bytes: int = 256 * 1024 * 1024
+    queued_bytes_per_device: int = 64 * 1024 * 1024
+
+    def of_the_queue(self) -> QueueLimits:
+        """Those of them that are about what waits."""
+        return QueueLimits(
+            items=self.queued,
+            items_per_caller=self.queued_per_device,
+            size_bytes=self.queued_bytes,
+            size_bytes_per_caller=self.queued_bytes_per_device,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +98,7 @@ class Batcher:
         self.name = name
         self._limits = limits
         self._loop = loop
-        self._queue: FairQueue[_Member] = FairQueue(capacity=limits.queued, per_caller=limits.queued_per_device)
+        self._queue: FairQueue[_Member] = FairQueue(limits.of_the_queue())
         self._run: Run | None = None
         self._running: Sequence[_Member] = ()
         self._began_at = 0.0
@@ -128,15 +141,17 @@ class Batcher:
         Raises :class:`OverloadedError` when too many wait already.
         """
         queue = self._queue
-        if queue.is_full(caller):
-            self._make_room(caller)
-            if queue.is_full(caller):
+        size_bytes = sum(tensor.data.nbytes for tensor in features)
+        if queue.is_full(caller, size_bytes):
+            self._make_room(caller, size_bytes)
+            if queue.is_full(caller, size_bytes):
                 raise self._overloaded()
         # Those of a tail that is not known yet are checked later, before they can run.
         samples = features[0].data.shape[0] if features and features[0].data.ndim else 0
         queue.put(
             caller,
             _Member(features=features, samples=samples, begin=begin, done=done, joined_at=self._loop.clock()),
+            size_bytes,
         )
         self._look_soon()
 
@@ -172,8 +187,8 @@ class Batcher:
         self._last = last
         self._look_soon()
 
-    def _make_room(self, caller: Hashable) -> None:
-        """Take out those that nobody waits for, else the newest of a greedier caller."""
+    def _make_room(self, caller: Hashable, size_bytes: int) -> None:
+        """Take out those that nobody waits for, else the newest of greedier callers."""
         refusals: dict[_Member, Exception] = {}
 
         def is_vain(member: _Member) -> bool:
@@ -183,10 +198,8 @@ class Batcher:
             return refusal is not None
 
         self._queue.discard(is_vain)
-        if self._queue.is_full(caller):
-            displaced = self._queue.make_room(caller)
-            if displaced is not None:
-                refusals[displaced] = self._overloaded()
+        for displaced in self._queue.make_room(caller, size_bytes):
+            refusals[displaced] = self._overloaded()
         for member, error in refusals.items():
             self._end(member, error)
 
@@ -195,8 +208,8 @@ class Batcher:
         least_s = _LEAST_RETRY_S if self._run is not None else _LOADING_RETRY_S
         retry_after_s = max(least_s, waiting * self._mean_s)
         return OverloadedError(
-            f"{self.name}: {waiting} requests are waiting, which is the limit or this device's share of it; "
-            f"retry in {retry_after_s:.2f} s",
+            f"{self.name}: {waiting} requests of {format_size(self._queue.size_bytes)} are waiting: with this one it "
+            f"would be more than the limit or this device's share of it; retry in {retry_after_s:.2f} s",
             retry_after_s=retry_after_s,
         )
 

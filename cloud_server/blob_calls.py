@@ -19,7 +19,8 @@ from edge_sdk.wire import Message, Tensor
 Answer = tuple[dict[str, Any], Sequence[Tensor]]
 Call = Callable[[Message], Answer]
 
-MAX_CHUNK_BYTES = 4 << 20
+# Also what a peer that does not read may have waiting for it, times the messages that are queued for it.
+MAX_CHUNK_BYTES = 1 << 20
 
 
 class BlobCalls:

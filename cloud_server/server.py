@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from cloud_server.allow_list import Holder
-from cloud_server.blob_calls import BlobCalls, Call
+from cloud_server.blob_calls import MAX_CHUNK_BYTES, BlobCalls, Call
 from cloud_server.fleet import Fleet
 from cloud_server.fleet_calls import DeviceRegistry, FleetCalls
 from cloud_server.guard import Guard
@@ -28,6 +28,7 @@ from cloud_server.tail_calls import TailCalls
 from cloud_server.tails import TailHost
 from edge_sdk.errors import (
     GoingAwayError,
+    InvalidInputError,
     ProtocolError,
     UnauthorizedError,
     UnknownMethodError,
@@ -85,7 +86,7 @@ class Server:
         self._fleet_calls = FleetCalls(self._switchboard, fleet, registry, router.guard)
         self._tail_calls = TailCalls(self._switchboard, tails, self._metrics.computed)
         self._reading = Lane("blob reads", threads=2, capacity=1024)
-        self._writing = Lane("blob writes", capacity=1024)
+        self._writing = Lane("blob writes", capacity=256)
         self._methods: dict[str, Handler] = {
             **self._fleet_calls.methods,
             **self._tail_calls.methods,
@@ -219,6 +220,8 @@ class Server:
             if self._stopping:
                 raise _stopping()
             self._switchboard.must_be_open(request)
+            if message.type is MessageType.CALL:
+                _check_size(message)
             self._handler(message)(request, message)
         except Exception as error:
             self._switchboard.fail(request, error)
@@ -275,6 +278,16 @@ class Server:
         if self.dropped:
             _LOG.info("dropped: %s", ", ".join(f"{count} {what}" for what, count in sorted(self.dropped.items())))
         return ended
+
+
+def _check_size(call: Message) -> None:
+    """What a call brings along waits in queues that are bounded by their number."""
+    size_bytes = sum(tensor.data.nbytes for tensor in call.tensors)
+    if size_bytes > MAX_CHUNK_BYTES:
+        raise InvalidInputError(
+            f"a call carries tensors of at most {MAX_CHUNK_BYTES} bytes, {(call.method or '')[:80]} came with "
+            f"{size_bytes}"
+        )
 
 
 def _stopping() -> GoingAwayError:

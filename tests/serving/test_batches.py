@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud_server.batches import Batcher, BatchLimits
-from cloud_server.fair_queue import FairQueue
+from cloud_server.fair_queue import FairQueue, QueueLimits
 from cloud_server.loop import Loop
 from edge_sdk.errors import DeadlineExceededError, OverloadedError, TailFailedError, from_wire
 from edge_sdk.wire import MessageType, Tensor
@@ -338,40 +338,91 @@ def test_a_batch_runs_in_vain_once_nobody_waits_for_it(bench):
     assert not it.batcher.runs_in_vain(30)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_the_queue_is_bounded_ordered_and_fair(data):
-    capacity, per_caller = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8))
-    queue = FairQueue(capacity=capacity, per_caller=per_caller)
+    limits = QueueLimits(
+        items=data.draw(st.integers(1, 8)),
+        items_per_caller=data.draw(st.integers(1, 8)),
+        size_bytes=data.draw(st.integers(1, 20)),
+        size_bytes_per_caller=data.draw(st.integers(1, 20)),
+    )
+    queue = FairQueue(limits)
     waiting = {}
     passed_over = {}
     for number in range(data.draw(st.integers(0, 40))):
         caller = data.draw(st.sampled_from("abc"))
         if data.draw(st.booleans()):
-            if queue.is_full(caller):
-                displaced = queue.make_room(caller)
-                if displaced is None:
+            size = data.draw(st.integers(0, 12))
+            if queue.is_full(caller, size):
+                before = {other: list(items) for other, items in waiting.items()}
+                displaced = queue.make_room(caller, size)
+                for other, *newest in displaced:
+                    assert other != caller
+                    assert waiting[other].pop() == tuple(newest)
+                if queue.is_full(caller, size):
+                    # Nobody lost anything in vain.
+                    assert displaced == []
                     continue
-                other, newest = displaced
-                assert waiting[other].pop() == newest
-                assert len(waiting[other]) > len(waiting.get(caller, ()))
-            queue.put(caller, (caller, number))
-            waiting.setdefault(caller, deque()).append(number)
+                # Each had more than the caller will have.
+                own = [*waiting.get(caller, ()), (number, size)]
+                for other in {other for other, *_ in displaced}:
+                    assert len(before[other]) > len(own) or bytes_of(before[other]) > bytes_of(own)
+            queue.put(caller, (caller, number, size), size)
+            waiting.setdefault(caller, deque()).append((number, size))
         elif len(queue):
             first = queue.first()
             assert queue.pop() == first
-            turn, number = first
-            assert waiting[turn].popleft() == number
+            turn, *rest = first
+            assert waiting[turn].popleft() == tuple(rest)
             # Whoever waited through this caller's last turn came before its next.
             assert not passed_over.get(turn)
             for others in passed_over.values():
                 others.discard(turn)
             passed_over[turn] = {other for other, items in waiting.items() if items and other != turn}
-        assert len(queue) == sum(len(items) for items in waiting.values()) <= capacity
-        assert all(queue.waiting_of(caller) == len(items) <= per_caller for caller, items in waiting.items())
+        assert len(queue) == sum(len(items) for items in waiting.values()) <= limits.items
+        assert queue.size_bytes == sum(map(bytes_of, waiting.values()))
+        assert queue.size_bytes <= limits.size_bytes or len(queue) == 1
+        for caller, items in waiting.items():
+            assert queue.waiting_of(caller) == len(items) <= limits.items_per_caller
+            assert bytes_of(items) <= limits.size_bytes_per_caller or len(items) == 1
     vain = queue.discard(lambda item: item[1] % 2 == 0)
-    assert sorted(vain) == sorted((c, n) for c, items in waiting.items() for n in items if n % 2 == 0)
-    assert len(queue) == sum(n % 2 for items in waiting.values() for n in items)
+    assert sorted(vain) == sorted((c, *item) for c, items in waiting.items() for item in items if item[0] % 2 == 0)
+    kept = [item for items in waiting.values() for item in items if item[0] % 2]
+    assert (len(queue), queue.size_bytes) == (len(kept), bytes_of(kept))
+
+
+def bytes_of(items):
+    return sum(size for _, size in items)
+
+
+def test_large_requests_are_bounded_by_their_bytes(bench):
+    """A sample has 8 bytes here."""
+    it = bench(max_batch=1000, queued_bytes=800, queued_bytes_per_device=480)
+    it.hold()
+    it.submit("greedy", 1, samples=40)
+    it.submit("greedy", 2, samples=20)
+    with pytest.raises(OverloadedError, match="2 requests of 480 B are waiting"):
+        it.submit("greedy", 3)
+    it.submit("meek", 10, samples=30)
+    # The newest of who has most has to go, and only that.
+    it.submit("shy", 20, samples=15)
+    assert isinstance(it.outcomes.pop(2), OverloadedError)
+    # This one would have most itself.
+    with pytest.raises(OverloadedError):
+        it.submit("fourth", 30, samples=45)
+    it.end_all()
+    assert it.batches == [[0], [1, 10, 20]]
+
+
+def test_one_that_waits_alone_may_have_any_size(bench):
+    it = bench(queued_bytes=800, queued_bytes_per_device=480)
+    it.hold()
+    it.submit("cam", 1, samples=500)
+    with pytest.raises(OverloadedError):
+        it.submit("other", 2, samples=501)
+    it.end_all()
+    assert it.batches == [[0], [1]]
 
 
 REQUESTS = st.tuples(st.integers(0, 3), st.integers(1, 5), st.sampled_from(["ok", "ok", "ok", "poison", "late"]))

@@ -9,10 +9,11 @@ import threading
 import numpy as np
 import pytest
 
+from cloud_server.blob_calls import MAX_CHUNK_BYTES
 from edge_sdk.bundle import Bundle
 from edge_sdk.channel import Channel
 from edge_sdk.errors import InvalidInputError, SplitfleetError, UnknownBlobError
-from edge_sdk.protocol import CHUNK_BYTES, FetchBlob, PutBlob, StatBlob
+from edge_sdk.protocol import CHUNK_BYTES, FetchBlob, ListDevices, PutBlob, StatBlob
 from edge_sdk.repository_client import RepositoryClient
 from edge_sdk.wire import Tensor
 
@@ -91,7 +92,7 @@ def test_what_is_not_there_is_unknown(running):
         peer.call(FetchBlob(sha256=sha(b"x"), offset=0))
 
 
-@pytest.mark.parametrize("length", [0, -1, (4 << 20) + 1])
+@pytest.mark.parametrize("length", [0, -1, MAX_CHUNK_BYTES + 1])
 def test_a_chunk_has_a_bounded_length(running, length):
     running.repository.put(sha(b"x"), size=1, offset=0, chunk=b"x")
     with pytest.raises(InvalidInputError, match="a chunk has 1 to"):
@@ -110,6 +111,14 @@ def test_a_chunk_has_a_bounded_length(running, length):
 def test_a_put_needs_its_chunk(running, tensors):
     with pytest.raises(InvalidInputError, match="one tensor 'chunk'"):
         running.peer().call(PutBlob(sha256=sha(b"x"), size=1, offset=0), tensors=tensors)
+
+
+@pytest.mark.parametrize("call", [PutBlob(sha256=sha(b"x"), size=10**9, offset=0), ListDevices()])
+def test_a_call_brings_along_no_more_than_a_chunk(running, call):
+    peer = running.peer()
+    with pytest.raises(InvalidInputError, match=f"tensors of at most {MAX_CHUNK_BYTES} bytes, {call.method} came with"):
+        peer.call(call, tensors=(chunk(bytes(MAX_CHUNK_BYTES)), Tensor(name="x", data=np.zeros(1, np.int8))))
+    peer.call(ListDevices(), tensors=(chunk(bytes(MAX_CHUNK_BYTES)),))
 
 
 def test_puts_of_one_peer_run_in_the_order_in_which_they_were_sent(running):
