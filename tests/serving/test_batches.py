@@ -360,6 +360,9 @@ def test_the_queue_is_bounded_ordered_and_fair(data):
                 for other, *newest in displaced:
                     assert other != caller
                     assert waiting[other].pop() == tuple(newest)
+                    if not waiting[other]:
+                        for others in passed_over.values():
+                            others.discard(other)
                 if queue.is_full(caller, size):
                     # Nobody lost anything in vain.
                     assert displaced == []
