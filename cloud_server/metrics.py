@@ -6,13 +6,23 @@ tails that are loaded, the methods that there are, and a limited number of devic
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 
 from cloud_server.batches import Computed
+from cloud_server.distribution import Distribution
 from cloud_server.ledger import Request
 from cloud_server.tails import TailHost
 from edge_sdk.protocol import (
@@ -43,15 +53,20 @@ _SAMPLES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _PER_TAIL = ("tail", "device_kind")
 
 
-class _Series(NamedTuple):
+def _seconds() -> Distribution:
+    return Distribution(_SECONDS)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Series:
     """The figures of one tail and one device kind."""
 
-    queue: Histogram
-    batch_wait: Histogram
-    compute: Histogram
-    batch: Histogram
-    received: Counter
-    sent: Counter
+    queue: Distribution = field(default_factory=_seconds)
+    batch_wait: Distribution = field(default_factory=_seconds)
+    compute: Distribution = field(default_factory=_seconds)
+    batch: Distribution = field(default_factory=partial(Distribution, _SAMPLES))
+    received: int = 0
+    sent: int = 0
 
 
 class Metrics:
@@ -73,25 +88,8 @@ class Metrics:
         self._devices_online = devices_online
         self._begun = begun
         self._registry = CollectorRegistry(auto_describe=True)
-        self._requests = Counter(
-            "splitfleet_requests",
-            "Requests that ended, by outcome: OK or an error code.",
-            ("method", *_PER_TAIL, "outcome"),
-            registry=self._registry,
-        )
-        self._queue = self._seconds("queue", "waited for their turn, and for the way through the server's processes")
-        self._batch_wait = self._seconds("batch_wait", "waited for others to join their batch")
-        self._compute = self._seconds("compute", "were in the engine")
-        self._batch = Histogram(
-            "splitfleet_batch_samples",
-            "Samples that ran together, as each request saw it.",
-            _PER_TAIL,
-            buckets=_SAMPLES,
-            registry=self._registry,
-        )
-        self._received = self._bytes("received", "Bytes of features")
-        self._sent = self._bytes("sent", "Bytes of results")
-        # Looking up labels takes as long as counting.
+        # By method, tail, device kind and outcome.
+        self._requests: Counter[tuple[str, str, str, str]] = Counter()
         self._series: dict[tuple[str, str], _Series] = {}
         self._registry.register(self)
 
@@ -103,30 +101,32 @@ class Metrics:
         """A request has its end, which is ``message``."""
         outcome = str(message.body.get("code", _OTHER)) if message.type is MessageType.ERROR else OK
         method = request.method if request.method in METHODS else _OTHER
-        self._requests.labels(method, *self._labels(request), outcome).inc()
+        self._requests[method, *self._labels(request), outcome] += 1
 
     def computed(self, request: Request, features: int, queue_s: float, computed: Computed) -> None:
         """A tail has run a request of ``features`` bytes."""
         labels = self._labels(request)
         series = self._series.get(labels)
         if series is None:
-            series = self._series[labels] = _Series(
-                queue=self._queue.labels(*labels),
-                batch_wait=self._batch_wait.labels(*labels),
-                compute=self._compute.labels(*labels),
-                batch=self._batch.labels(*labels),
-                received=self._received.labels(*labels),
-                sent=self._sent.labels(*labels),
-            )
-        series.queue.observe(queue_s)
-        series.batch_wait.observe(computed.batch_wait_s)
-        series.compute.observe(computed.compute_s)
-        series.batch.observe(computed.batch)
-        series.received.inc(features)
-        series.sent.inc(sum(tensor.data.nbytes for tensor in computed.outputs))
+            series = self._series[labels] = _Series()
+        series.queue.add(queue_s)
+        series.batch_wait.add(computed.batch_wait_s)
+        series.compute.add(computed.compute_s)
+        series.batch.add(computed.batch)
+        series.received += features
+        series.sent += sum(tensor.data.nbytes for tensor in computed.outputs)
 
     def collect(self) -> Iterable[Metric]:
-        """What is looked up when somebody asks."""
+        """All figures, when somebody asks."""
+        requests = CounterMetricFamily(
+            "splitfleet_requests",
+            "Requests that ended, by outcome: OK or an error code.",
+            labels=("method", *_PER_TAIL, "outcome"),
+        )
+        for labels, count in self._requests.copy().items():
+            requests.add_metric(labels, count)
+        yield requests
+        yield from self._of_tails()
         depths = self._tails.depths()
         yield GaugeMetricFamily("splitfleet_tails_loaded", "Tails that are served.", value=len(self._tails.ready))
         depth = GaugeMetricFamily("splitfleet_queue_depth", "Requests that wait for a tail.", labels=("tail",))
@@ -148,6 +148,25 @@ class Metrics:
         for reason, count in dict(self._dropped).items():
             dropped.add_metric((reason,), count)
         yield dropped
+
+    def _of_tails(self) -> Iterable[Metric]:
+        def histogram(name: str, what: str) -> HistogramMetricFamily:
+            return HistogramMetricFamily(f"splitfleet_{name}", what, labels=_PER_TAIL)
+
+        queue = histogram("queue_seconds", "How long requests waited for their turn, and were on their way.")
+        batch_wait = histogram("batch_wait_seconds", "How long requests waited for others to join their batch.")
+        compute = histogram("compute_seconds", "How long requests were in the engine.")
+        batch = histogram("batch_samples", "Samples that ran together, as each request saw it.")
+        received = CounterMetricFamily("splitfleet_received_bytes", "Bytes of features that crossed.", labels=_PER_TAIL)
+        sent = CounterMetricFamily("splitfleet_sent_bytes", "Bytes of results that crossed.", labels=_PER_TAIL)
+        for labels, series in self._series.copy().items():
+            _add(queue, labels, series.queue)
+            _add(batch_wait, labels, series.batch_wait)
+            _add(compute, labels, series.compute)
+            _add(batch, labels, series.batch)
+            received.add_metric(labels, series.received)
+            sent.add_metric(labels, series.sent)
+        yield from (queue, batch_wait, compute, batch, received, sent)
 
     def _of_workers(self) -> Iterable[Metric]:
         workers = self._tails.workers()
@@ -175,14 +194,7 @@ class Metrics:
             return "", kind
         return digest[:_TAIL_CHARS] if self._tails.is_known(digest) else _OTHER, kind
 
-    def _seconds(self, name: str, what: str) -> Histogram:
-        return Histogram(
-            f"splitfleet_{name}_seconds",
-            f"How long requests {what}.",
-            _PER_TAIL,
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
 
-    def _bytes(self, name: str, what: str) -> Counter:
-        return Counter(f"splitfleet_{name}_bytes", f"{what} that crossed.", _PER_TAIL, registry=self._registry)
+def _add(family: HistogramMetricFamily, labels: tuple[str, str], distribution: Distribution) -> None:
+    buckets, total = distribution.read()
+    family.add_metric(labels, [("+Inf" if bound == inf else str(float(bound)), n) for bound, n in buckets], total)

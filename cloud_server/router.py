@@ -6,6 +6,7 @@ Framing is ``edge_sdk.wire``'s; what messages mean is the server's.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import Enum
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +16,7 @@ import zmq
 from cloud_server.connections import Connections
 from cloud_server.curve import ServerCurve
 from edge_sdk.errors import ConfigError
-from edge_sdk.wire import MAX_TENSOR_BYTES, Message, encode
+from edge_sdk.wire import MAX_TENSOR_BYTES, Frame, Message, encode
 
 # A pong waits behind the features that are on their way: on a link of 1 Mbit/s a few of them take seconds.
 HEARTBEAT_INTERVAL_MS = 2000
@@ -24,6 +25,15 @@ HEARTBEAT_TTL_MS = 15_000
 # How much may be queued to one peer before it counts as not reading.
 QUEUED_MESSAGES = 256
 LINGER_MS = 1000
+# Not to copy a frame takes longer for one that is small.
+_COPIED_BYTES = 1 << 16
+# Numbers, not members of an enumeration, and a method that checks no arguments: each message takes several calls.
+_EVENTS = int(zmq.EVENTS)
+_POLLIN = int(zmq.POLLIN)
+_SRCFD = int(zmq.SRCFD)
+_NOBLOCK = int(zmq.NOBLOCK)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_send: Callable[..., object] = zmq.backend.Socket.send
 _TCP = re.compile(r"tcp://([^/\s]+):(\*|\d+)")
 
 if TYPE_CHECKING:
@@ -36,7 +46,7 @@ class Arrival(NamedTuple):
     """
 
     peer: bytes
-    frames: list[bytes]
+    frames: list[Frame]
     key: str | None
     stands: bool
 
@@ -110,25 +120,33 @@ class Router:
 
     def readable(self) -> bool:
         """Whether a message is there."""
-        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return int(self.socket.getsockopt(_EVENTS)) & _POLLIN != 0
 
     def receive(self) -> Arrival | None:
         """The next message; ``None`` when nothing is there."""
+        # Frames, since only they tell whether more follow, and whose they are, without a call for each question.
         try:
-            # Only a frame tells whose it is; all of a message come over one connection.
-            first = self.socket.recv(zmq.NOBLOCK, copy=False)
-            peer = first.bytes
-            key = None if self._authenticator is None else str(first.get("User-Id"))
-            stands = self.connections.carries(int(first.get(zmq.SRCFD)), peer)
-            return Arrival(peer, self.socket.recv_multipart(zmq.NOBLOCK), key, stands)
+            frame = self.socket.recv(_NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        peer = frame.bytes
+        # All of a message come over one connection.
+        key = None if self._authenticator is None else str(frame.get("User-Id"))
+        stands = self.connections.carries(int(frame.get(_SRCFD)), peer)
+        frames: list[Frame] = []
+        while frame.more:
+            frame = self.socket.recv(_NOBLOCK, copy=False)
+            frames.append(frame.bytes if len(frame) < _COPIED_BYTES else frame.buffer)
+        return Arrival(peer, frames, key, stands)
 
     def send(self, peer: bytes, message: Message) -> Delivery:
         """Send without waiting. Tensors must not change afterwards. Raises what :func:`~edge_sdk.wire.encode` does."""
-        frames = encode(message)
+        *frames, last = encode(message)
         try:
-            self.socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            _send(self.socket, peer, _NOBLOCK_MORE)
+            for frame in frames:
+                _send(self.socket, frame, _NOBLOCK_MORE, len(frame) < _COPIED_BYTES)
+            _send(self.socket, last, _NOBLOCK, len(last) < _COPIED_BYTES)
         except zmq.Again:
             return Delivery.FULL
         except zmq.ZMQError as error:

@@ -34,7 +34,7 @@ from edge_sdk.errors import (
     UnknownMethodError,
     UnsupportedVersionError,
 )
-from edge_sdk.wire import Message, MessageType, decode, error_message, request_id_of
+from edge_sdk.wire import Frame, Message, MessageType, decode, error_message, request_id_of
 
 _LOG = logging.getLogger(__name__)
 _SWEEP_S = 0.25
@@ -166,11 +166,11 @@ class Server:
         return self._close()
 
     def _turn(self) -> None:
-        for _ in range(_RECEIVED_AT_ONCE):
-            if not self._router.readable():
-                break
-            received = self._router.receive()
-            if received is not None:
+        if self._router.readable():
+            for _ in range(_RECEIVED_AT_ONCE):
+                received = self._router.receive()
+                if received is None:
+                    break
                 self._receive(received)
         for peer in self._router.connections.lost():
             self._switchboard.lose(peer)
@@ -237,7 +237,7 @@ class Server:
         return handler
 
     def _refuse(
-        self, peer: bytes, frames: list[bytes], error: ProtocolError | UnauthorizedError, holder: Holder | None = None
+        self, peer: bytes, frames: list[Frame], error: ProtocolError | UnauthorizedError, holder: Holder | None = None
     ) -> None:
         """A message that breaks the wire format: whoever waits for its answer, or for it as an answer, is told.
 

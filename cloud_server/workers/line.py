@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from cloud_server.loop import Loop
 from cloud_server.tail_signature import Features, Result, TailSignature
-from cloud_server.workers.frames import HEAD, Kind, error_of, unpack
+from cloud_server.workers.frames import HEAD, HEAD_BYTES, Kind, error_of, unpack
 from cloud_server.workers.stream import Stream
 from edge_sdk.errors import RemoteInternalError
 
@@ -33,8 +33,9 @@ class Line:
         line is lost or closed before.
         """
         self._batch = requests, samples, ran
-        head = HEAD.pack(Kind.BATCH, samples, samples * self._signature.feature_bytes, 0.0)
-        self._stream.send(head, *self._signature.buffers(requests))
+        size = samples * self._signature.feature_bytes
+        head = HEAD.pack(Kind.BATCH, samples, size, 0.0)
+        self._stream.send(head, *self._signature.buffers(requests), size=HEAD_BYTES + size)
 
     def close(self) -> None:
         """Tell the worker that no more comes, and forget what it is at."""

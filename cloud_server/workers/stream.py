@@ -57,8 +57,11 @@ class Stream:
         self._came = 0
         loop.watch(end.fileno(), self._ready)
 
-    def send(self, *buffers: Any, descriptor: int | None = None) -> None:
-        """Send buffers one after another; they must not change until they left. A copy of ``descriptor`` goes along."""
+    def send(self, *buffers: Any, size: int = -1, descriptor: int | None = None) -> None:
+        """Send buffers one after another; they must not change until they left. A copy of ``descriptor`` goes along.
+
+        ``size`` is their bytes together, where the caller knows them.
+        """
         if not self._open:
             return
         sent = 0
@@ -66,6 +69,8 @@ class Stream:
             # The usual case, in one call.
             try:
                 sent = self._end.sendmsg(buffers[:_MOST_BUFFERS])
+                if sent == size:
+                    return
             except BlockingIOError:
                 pass
             except OSError:
