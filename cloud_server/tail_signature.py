@@ -49,6 +49,7 @@ class TailSignature:
             )
         for tensor in features:
             self._check_one(self._crossing[tensor.name], tensor.data)
+            self._check_quantization(self._crossing[tensor.name], tensor)
         if len(features) > 1:
             batches = {tensor.data.shape[0] for tensor in features}
             if len(batches) != 1:
@@ -63,6 +64,14 @@ class TailSignature:
             )
         if not 1 <= shape[0] <= MAX_BATCH:
             raise FeatureMismatchError(f"{spec.name}: a batch has 1 to {MAX_BATCH} samples, got {shape[0]}")
+
+    def _check_quantization(self, spec: CrossingSpec, tensor: Tensor) -> None:
+        # Two heads of one shape may differ in nothing else that can be seen. Who states none is taken at his word.
+        if tensor.scale is not None and (tensor.scale, tensor.zero_point) != (spec.scale, spec.zero_point):
+            raise FeatureMismatchError(
+                f"bundle {self.digest[:12]}: {spec.name} has scale {spec.scale} and zero point {spec.zero_point}, "
+                f"got {tensor.scale} and {tensor.zero_point}: is the device's head of another bundle?"
+            )
 
     def buffers(self, requests: Sequence[Features]) -> list[Array]:
         """The features of ``requests``, which were checked, in the order in which their bytes cross."""

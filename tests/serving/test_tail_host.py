@@ -59,27 +59,38 @@ def test_a_bundle_that_the_repository_lacks_is_told(running, make_bundle):
         running.tails.load(make_bundle().digest)
 
 
-@pytest.mark.parametrize("change", ["delete", "truncate"])
-@pytest.mark.parametrize("victim", ["saved_model.pb", "variables/variables.index"])
+@pytest.mark.parametrize("change", ["delete", "truncate", "alter"])
+@pytest.mark.parametrize(
+    "victim",
+    ["manifest.json", "head.tflite", "tail.tflite", "tail/saved_model.pb", "tail/variables/variables.index"],
+)
 def test_an_incomplete_bundle_never_becomes_ready_and_the_others_keep_serving(
     running, make_bundle, feature, victim, change
 ):
     good = make_bundle("good")
     running.ready(good)
-    bad = make_bundle("bad", tail={"saved_model.pb": b"graph", "variables/variables.index": b"index"})
+    bad = make_bundle(
+        "bad", tail={"saved_model.pb": b"graph", "variables/variables.index": b"index"}, tail_tflite=b"float tail"
+    )
     running.repository.add_bundle(bad)
-    entry = next(entry for entry in bad.manifest.files if entry.path == f"tail/{victim}")
-    blob = running.folder / "repository" / "blobs" / entry.sha256[:2] / entry.sha256
+    # The manifest's own digest is that of the bundle.
+    sha256 = {entry.path: entry.sha256 for entry in bad.manifest.files}.get(victim, bad.digest)
+    blob = running.folder / "repository" / "blobs" / sha256[:2] / sha256
+    content = blob.read_bytes()
     blob.chmod(0o600)
     if change == "delete":
         blob.unlink()
     else:
-        blob.write_bytes(b"g")
+        blob.write_bytes(content[:-1] if change == "truncate" else bytes([content[0] ^ 1]) + content[1:])
     with pytest.raises((IntegrityError, UnknownBlobError), match="upload it"):
         running.tails.load(bad.digest)
     assert running.tails.ready == (good.digest,)
     assert len(running.engines) == 1
     run(running, good.digest, feature())
+    # A new upload mends it.
+    running.repository.add_bundle(bad)
+    running.tails.load(bad.digest)
+    run(running, bad.digest, feature())
 
 
 def test_what_was_tampered_with_after_it_was_laid_out_is_laid_out_anew(running, make_bundle):
