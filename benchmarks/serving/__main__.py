@@ -15,6 +15,7 @@ from benchmarks.serving import report, tails
 from benchmarks.serving.comparison import BARE, CEILING, ECHO, Comparison, Plan
 from benchmarks.serving.idle import idle_document, measure_idle, show_idle
 from benchmarks.serving.layouts import LAYOUTS, layout
+from benchmarks.serving.swaps import measure_swaps, show_swaps, swaps_document
 from benchmarks.serving.systems import SYSTEMS, Setting
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
@@ -27,10 +28,12 @@ def main() -> None:
     settings = {name: getattr(options, name) for name in ("seconds", "rounds", "max_batch", "batch_delay_ms")}
     document: dict[str, Any] = {"machine": report.machine(), "settings": settings}
     with tempfile.TemporaryDirectory() as work:
-        if options.idle is None:
-            _compare(options, Path(work), document)
-        else:
+        if options.idle is not None:
             _idle(options, Path(work), document)
+        elif options.swaps:
+            _swaps(options, Path(work), document)
+        else:
+            _compare(options, Path(work), document)
     _write(options.json, document)
 
 
@@ -58,18 +61,28 @@ def _compare(options: argparse.Namespace, work: Path, document: dict[str, Any]) 
             _write(options.json, document)
 
 
-def _idle(options: argparse.Namespace, work: Path, document: dict[str, Any]) -> None:
+def _setting(options: argparse.Namespace, work: Path) -> Setting:
     cache = default_folder()
-    place = layout(options.layouts[0])
-    setting = Setting(
+    return Setting(
         tail=tails.make(options.tails[0], cache),
-        cores=place.server,
+        cores=layout(options.layouts[0]).server,
         max_batch=options.max_batch,
         delay_ms=options.batch_delay_ms,
         cache=cache,
         work=work,
     )
-    rounds = measure_idle(setting, place, options.idle, options.seconds, options.rounds)
+
+
+def _swaps(options: argparse.Namespace, work: Path, document: dict[str, Any]) -> None:
+    place = layout(options.layouts[0])
+    rounds = measure_swaps(_setting(options, work), place, options.seconds, options.rounds, options.clients[0])
+    show_swaps(rounds)
+    document["swaps"] = swaps_document(rounds)
+
+
+def _idle(options: argparse.Namespace, work: Path, document: dict[str, Any]) -> None:
+    place = layout(options.layouts[0])
+    rounds = measure_idle(_setting(options, work), place, options.idle, options.seconds, options.rounds)
     show_idle(options.idle, rounds)
     document["idle"] = idle_document(options.idle, rounds)
 
@@ -105,6 +118,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--idle", type=int, metavar="N", help="instead of all that: N idle devices beside an active one"
     )
+    parser.add_argument("--swaps", action="store_true", help="instead of all that: a tail beside swaps of another")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     if options.max_batch is None:
