@@ -45,6 +45,8 @@ def import_tensorflow() -> Any:
                 tensorflow.config.threading.set_intra_op_parallelism_threads(engine_threads())
                 tensorflow.config.threading.set_inter_op_parallelism_threads(1)
             tensorflow.constant(0)  # The first tensor makes TensorFlow look for devices, which it comments on as well.
+        # A search for garbage in all that TensorFlow consists of takes a fifth of a second, in which no tail runs.
+        gc.freeze()
         return tensorflow
 
 
