@@ -135,6 +135,8 @@ def _serve(wanted: _Wanted, say: Say, post: Post) -> None:
                 on_end=post.tell_allocated,
             )
             beside.enter_context(allocator)
+        # What is here by now stays: a search for garbage in it would hold all peers up.
+        gc.freeze()
         ended = server.run()
     say("splitfleet has stopped")
     if not ended:
@@ -227,7 +229,8 @@ def _monitor(address: str, server: Server) -> Iterator[str]:
 
 
 def _write_ready(path: Path, endpoint: str, http: str | None, pid: int) -> None:
-    import json
+    import gc
+import json
 
     # Whoever waits for the file finds it complete.
     written = path.with_name(f"{path.name}.{os.getpid()}")
