@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -229,8 +230,7 @@ def _monitor(address: str, server: Server) -> Iterator[str]:
 
 
 def _write_ready(path: Path, endpoint: str, http: str | None, pid: int) -> None:
-    import gc
-import json
+    import json
 
     # Whoever waits for the file finds it complete.
     written = path.with_name(f"{path.name}.{os.getpid()}")
