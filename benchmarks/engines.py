@@ -11,8 +11,9 @@ features. ``litert`` runs with one thread and, on more cores, with one for each.
 it takes by itself (``openvino, own precision``).
 
 ``ms`` is the best of all runs, ``cpu ms`` the least CPU time of one: others may use this machine too. ``×`` is how many
-times as fast as ``tensorflow`` an engine is (by ``ms``), ``differs`` how far its outputs are from those of the
-SavedModel in proportion to the largest value; ``load s`` is loading and warming for all batches, ``MB`` by how much
+times as fast as ``tensorflow`` an engine is: by ``ms``, on one core by ``cpu ms``, which is the same there but for what
+else runs. In the end it is told for each engine over all tails. ``differs`` is how far its outputs are from those of
+the SavedModel in proportion to the largest value; ``load s`` is loading and warming for all batches, ``MB`` by how much
 the process grew.
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -141,7 +143,7 @@ def measure(
                     engine=runner.engine,
                     ms=1000 * took_s,
                     cpu_ms=1000 * cpu_s,
-                    speedup=best[REFERENCE][0] / took_s,
+                    speedup=best[REFERENCE][1] / cpu_s if cores == 1 else best[REFERENCE][0] / took_s,
                     differs=_difference(expected, runner.outputs(batch, Path(work) / "made.npz")),
                     load_s=runner.load_s,
                     grown_mb=runner.grown_mb,
@@ -206,6 +208,14 @@ def main() -> None:
                     f"{it.speedup:7.2f}{it.differs:9.0e}{it.load_s:8.2f}{it.grown_mb:6.0f}",
                     flush=True,
                 )
+    print(f"\n{'cores':>5}{'batch':>6}  {'engine':26}{'× median':>9}{'least':>7}{'most':>7}{'differs':>9}")
+    for cores, batch, engine in dict.fromkeys((it.cores, it.batch, it.engine) for it in figures):
+        alike = [it for it in figures if (it.cores, it.batch, it.engine) == (cores, batch, engine)]
+        speedups = [it.speedup for it in alike]
+        print(
+            f"{cores:5}{batch:6}  {engine:26}{statistics.median(speedups):9.2f}{min(speedups):7.2f}{max(speedups):7.2f}"
+            f"{max(it.differs for it in alike):9.0e}"
+        )
     if arguments.json:
         document = {"rounds": arguments.rounds, "figures": [asdict(each) for each in figures]}
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
