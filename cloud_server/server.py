@@ -34,6 +34,7 @@ from edge_sdk.errors import (
     UnknownMethodError,
     UnsupportedVersionError,
 )
+from edge_sdk.protocol import NOTICE_ID
 from edge_sdk.wire import Frame, Message, MessageType, decode, error_message, request_id_of
 
 _LOG = logging.getLogger(__name__)
@@ -204,6 +205,9 @@ class Server:
         if message.type in (MessageType.INFER, MessageType.CALL):
             if not stands:
                 self.dropped["requests of peers that are gone"] += 1
+                return
+            if message.request_id == NOTICE_ID:
+                self._refuse(peer, frames, ProtocolError(f"no request may have the id {NOTICE_ID}, that of notices"))
                 return
             request = self._switchboard.begin(peer, message, key=key)
             if request is not None:

@@ -366,6 +366,22 @@ class RunningServer:
 
 
 @pytest.fixture
+def connect() -> Iterator[Callable[[str], Peer]]:
+    """Connect a peer to a server that is not :class:`RunningServer`."""
+    context = zmq.Context()
+    peers: list[Peer] = []
+
+    def make(endpoint: str) -> Peer:
+        peers.append(Peer(endpoint, context))
+        return peers[-1]
+
+    yield make
+    for peer in peers:
+        peer.close()
+    context.term()
+
+
+@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     """Start a server; it is stopped after the test."""
     numbers = itertools.count()

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import time
+
+import hostile
 import msgpack
+import numpy as np
 import pytest
+from hostile import CALLS, frames_of
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from raw_zmtp import COMMAND, GREETING, MORE, RawPeer, frame, message, ready
 
-from edge_sdk.errors import InvalidInputError, ProtocolError, SplitfleetError, UnsupportedVersionError
-from edge_sdk.protocol import (
-    CallDevice,
-    FetchBlob,
-    Heartbeat,
-    ListDevices,
-    LoadTail,
-    PutBlob,
-    Register,
-    Resources,
-    StatBlob,
-    UnloadTail,
-)
-from edge_sdk.wire import MAGIC, MAX_HEADER_BYTES, Message, MessageType, decode, encode
-
-
-def frames_of(header, *, kind=MessageType.CALL, tensors=(), major=1, flags=0, count=None):
-    count = len(tensors) if count is None else count
-    return [MAGIC + bytes((major, kind, flags, count)), msgpack.packb(header), *tensors]
+from edge_sdk.errors import WIRE_CLASSES, InvalidInputError, ProtocolError, SplitfleetError, UnsupportedVersionError
+from edge_sdk.protocol import NOTICE_ID, ListDevices
+from edge_sdk.wire import MAGIC, MAX_HEADER_BYTES, Message, MessageType, decode
 
 
 @pytest.mark.parametrize(
@@ -105,121 +95,178 @@ def test_answers_that_nobody_waits_for_are_dropped_and_counted(running, kind):
     assert running.server.dropped.total() == 2
 
 
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=8)
-    | st.binary(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-RESOURCES = Resources(ram_bytes=1, ram_available_bytes=1, cores=1, architecture="x", runtimes={})
-DIGEST = "0" * 64
-CALLS = [
-    Register(device_id="a", resources=RESOURCES, model_ram_bytes=1),
-    Heartbeat(device_id="a", progress=1),
-    ListDevices(),
-    CallDevice(device_id="a", device_method="device.run", params={}, stall_timeout_s=1.0),
-    LoadTail(bundle=DIGEST),
-    UnloadTail(bundle=DIGEST),
-    StatBlob(sha256=DIGEST),
-    FetchBlob(sha256=DIGEST, offset=0),
-    PutBlob(sha256=DIGEST, size=10, offset=0),
-]
+class Crowd:
+    """One peer that sends whatever, one that asks for something right beside it, and the accounts of both."""
 
+    def __init__(self, running, digest, feature):
+        self.sent = 0
+        self.answered = 0
+        self._running = running
+        self._hostile, self._good = running.peer(), running.peer()
+        self._digest, self._feature = digest, feature
 
-@st.composite
-def messages(draw):
-    """Frames that are right in most respects and wrong in some: so that each layer sees its share."""
-    if draw(st.integers(0, 9)) == 0:
-        return draw(st.lists(st.binary(max_size=30), min_size=1, max_size=5))
-    call = draw(st.sampled_from(CALLS))
-    header = {"id": draw(st.integers(0, 5)), "method": call.method, "body": call.to_body(), "bundle": DIGEST}
-    tensors = draw(st.lists(st.binary(max_size=12), max_size=2))
-    header["tensors"] = [
-        ["chunk" if n == 0 else "x", "uint8", [len(t)], None, None, "raw"] for n, t in enumerate(tensors)
-    ]
-    for _ in range(draw(st.integers(0, 2))):
-        wrong = draw(st.sampled_from(["header", "body", "body", "spec", "gone"]))
-        if wrong == "header":
-            header[draw(st.sampled_from(["id", "method", "body", "bundle", "budget", "tensors", "news"]))] = draw(
-                values
-            )
-        elif wrong == "body" and isinstance(header.get("body"), dict) and header["body"]:
-            header["body"][draw(st.sampled_from(sorted(header["body"])))] = draw(values)
-        elif wrong == "spec" and isinstance(header.get("tensors"), list) and tensors:
-            spec = draw(st.sampled_from(header["tensors"])) if header["tensors"] else None
-            if isinstance(spec, list) and spec:
-                spec[draw(st.integers(0, len(spec) - 1))] = draw(values)
-        elif wrong == "gone":
-            header.pop(draw(st.sampled_from(sorted(header))), None)
-    kind = draw(st.sampled_from([4, 4, 4, 4, 4, 1, 1, 2, 3, 5, 9]))
-    count = len(tensors) if draw(st.integers(0, 9)) else draw(st.integers(0, 255))
-    return [MAGIC + bytes((1, kind, 0, count)), msgpack.packb(header), *tensors]
+    def send(self, frames):
+        """Send it, and be served beside it."""
+        self._hostile.send_frames(frames)
+        self.sent += 1
+        asked = self.sent % 100
+        result = self._good.infer(self._digest, self._feature(asked))
+        assert np.all(result.tensors[0].data == asked)
+        self._read()
 
-
-def test_the_server_answers_after_whatever_came(running, caplog):
-    peer, other = running.peer(), running.peer()
-
-    @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(messages())
-    def fuzz(frames):
-        peer.send_frames(frames)
-        asked = other.begin(ListDevices())
-        assert other.end_of(asked).type is MessageType.REPLY
-        while peer.has_message():
+    def _read(self, wait_ms=0):
+        while self._hostile.socket.poll(wait_ms):
             # Whatever is said to it is well-formed, and never that the server did not know what to do.
-            answer = decode(peer.socket.recv_multipart())
+            answer = decode(self._hostile.socket.recv_multipart())
+            if answer.type is MessageType.CALL:
+                # It has registered as a device, and it is called: nobody answers.
+                continue
+            if answer.request_id == NOTICE_ID and answer.body["code"] in ("UNSUPPORTED_VERSION", "GOING_AWAY"):
+                continue
+            self.answered += 1
+            assert answer.type is not MessageType.ERROR or answer.body["code"] in WIRE_CLASSES
             assert answer.body.get("code") != "INTERNAL"
 
+    def check(self):
+        """Each message had an answer, or was dropped for a reason that is counted."""
+        self._running.stop()
+        # What is under way then is told that the server goes away.
+        self._running.join()
+        self._read(wait_ms=500)
+        dropped = self._running.server.dropped
+        assert set(dropped) <= {
+            "malformed messages",
+            "requests with an id that is under way",
+            "late answers",
+            "late outcomes",
+            "unexpected results",
+        }
+        assert self.sent == self.answered + dropped.total() - dropped["late outcomes"]
+
+
+@pytest.fixture
+def crowd(running, make_bundle, feature):
+    bundle = make_bundle()
+    running.ready(bundle)
+    return Crowd(running, bundle.digest, feature)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        hostile.odd_fields(),
+        hostile.raw_headers(),
+        hostile.odd_tensors(),
+        hostile.damaged(),
+        hostile.shuffled(),
+        hostile.no_messages,
+        hostile.replays,
+    ],
+    ids=["odd fields", "raw headers", "odd tensors", "damaged", "shuffled", "no messages", "replays"],
+)
+def test_whatever_comes_is_answered_or_dropped_for_a_reason_and_others_are_served(crowd, strategy, caplog):
+    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def fuzz(frames):
+        crowd.send(frames)
+
     fuzz()
+    crowd.check()
     assert "Traceback" not in caplog.text
 
 
-whole = st.sampled_from(CALLS).map(
-    lambda call: [
-        bytes(frame)
-        for frame in encode(
-            Message(type=MessageType.CALL, request_id=1, method=call.method, body=call.to_body(), bundle=DIGEST)
-        )
-    ]
-)
-
-
-@st.composite
-def damaged(draw):
-    """A message that was right, with a few bytes changed, cut off or repeated."""
-    frames = list(draw(whole))
-    number = draw(st.integers(0, len(frames) - 1))
-    data = bytearray(frames[number])
-    for _ in range(draw(st.integers(1, 3))):
-        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    frames[number] = bytes(data[: draw(st.integers(0, len(data)))])
-    return frames + draw(st.lists(st.sampled_from(frames), max_size=2))
-
-
-def test_damaged_messages_cost_nothing_but_themselves(running):
+def test_a_request_cannot_have_the_id_of_notices(running):
     peer = running.peer()
-
-    @settings(max_examples=300, deadline=None)
-    @given(damaged())
-    def damage(frames):
-        peer.send_frames(frames)
-
-    damage()
-    other = running.peer()
-    assert other.call(ListDevices()).type is MessageType.REPLY
+    peer.send_frames(frames_of({"id": NOTICE_ID, "method": "fleet.devices"}))
+    # No answer could be told from a notice, so it is one.
+    assert peer.call(ListDevices()).body["devices"] == []
+    (notice,) = peer.notices
+    assert isinstance(notice, ProtocolError)
+    assert "that of notices" in notice.message
 
 
-def test_a_stranger_on_the_port_costs_nothing(running):
-    import socket
+def garbage():
+    """What is said on the port, by what it is."""
+    noise = random.Random(1).randbytes(100_000)
+    return {
+        "nothing": b"",
+        "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "tls": bytes.fromhex("16030100c8010000c40303") + noise[:200],
+        "noise": noise,
+        "zeros": bytes(100_000),
+        "half a signature": GREETING[:5],
+        "half a greeting": GREETING[:40],
+        "a greeting and no more": GREETING,
+        "another mechanism": GREETING[:12] + b"PLAIN".ljust(20, b"\0") + GREETING[32:],
+        "an old version": b"\xff" + bytes(8) + b"\x7f\x01\x05",
+        "a version of the future": GREETING[:10] + b"\x09" + GREETING[11:] + ready(),
+        "half a handshake": GREETING + ready()[:10],
+        "another kind of socket": GREETING + ready(kind="PUB"),
+        "no kind of socket": GREETING + frame(b"\x05READY", flags=COMMAND),
+        "properties that lie about their length": GREETING
+        + frame(b"\x05READY\x0bSocket-Type\xff\xff\xff\xffDEALER", flags=COMMAND),
+        "a routing id of 300 bytes": GREETING + ready(b"x" * 300) + message(b"x"),
+        "an unknown command": GREETING + ready() + frame(b"\x04PANG", flags=COMMAND),
+        "commands without end": GREETING + ready() + frame(b"\x04PING\x00\x00", flags=COMMAND) * 20_000,
+        "an empty command": GREETING + ready() + frame(b"", flags=COMMAND),
+        "a frame of 2 ** 63 bytes": GREETING + ready() + b"\x02" + b"\x7f" + b"\xff" * 7,
+        "a frame of 1 GB that does not come": GREETING + ready() + b"\x02" + (10**9).to_bytes(8, "big") + b"x",
+        "half a frame": GREETING + ready() + b"\x01\x64abc",
+        "half a message": GREETING + ready() + frame(b"SPLF\x01\x04\x00\x00", flags=MORE),
+        "reserved flags": GREETING + ready() + b"\xf8\x01x",
+        "empty frames": GREETING + ready() + message(*([b""] * 50_000)),
+    }
 
-    host, port = running.endpoint.removeprefix("tcp://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert running.peer().call(ListDevices()).body["devices"] == []
+
+@pytest.mark.parametrize("what", garbage())
+def test_garbage_on_the_port_costs_nothing_but_its_connection(running, what):
+    with RawPeer(running.endpoint) as stranger:
+        stranger.send(garbage()[what])
+        peer = running.peer()
+        assert peer.call(ListDevices()).body["devices"] == []
+    assert peer.call(ListDevices()).body["devices"] == []
+    # The stranger's connection is gone with it.
+    deadline = time.monotonic() + 20
+    while running.in_loop(lambda: running.server.connections) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def own_memory_bytes(process):
+    """What is no file's; of the server alone."""
+    return process.memory_full_info().uss
+
+
+@pytest.mark.exhaustive
+def test_12000_messages_of_all_kinds_neither_end_nor_grow_a_server(served, connect):
+    """Against the real thing, which is asked something right after each."""
+    # A line for each request that fails would fill the pipe that nobody reads until the end.
+    server = served("--bind", "tcp://127.0.0.1:*", "--log-level", "warning")
+    process = server.server
+    bad, good = connect(server.ready["endpoint"]), connect(server.ready["endpoint"])
+    sizes = []
+    sent = 0
+
+    @settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(hostile.anything)
+    def fuzz(frames):
+        nonlocal sent
+        bad.send_frames(frames)
+        sent += 1
+        good.call(ListDevices())
+        while bad.has_message():
+            assert decode(bad.socket.recv_multipart()).body.get("code") != "INTERNAL"
+
+    while sent < 12_000:
+        fuzz()
+        sizes.append(own_memory_bytes(process))
+    assert server.server.pid == process.pid
+    # What it keeps at most is a device, and a few counts by name.
+    assert max(sizes[2:]) < 1.05 * sizes[1], sizes
+    code, _, err = server.end()
+    assert code == 0
+    assert "Traceback" not in err
+    assert "started again" not in err
 
 
 def test_every_answer_to_a_wrong_body_is_an_error_with_its_class(running):
