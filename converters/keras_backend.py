@@ -8,6 +8,7 @@ from typing import Any
 from edge_sdk.errors import ConfigError
 
 GRADIENT_ATTRIBUTE = "_gradient_op_type"
+LOOP_ATTRIBUTE = "_lower_using_switch_merge"
 
 
 def load_keras() -> Any:
@@ -35,26 +36,43 @@ def load_tensorflow() -> Any:
 def freeze(function: Any) -> Any:
     """A TensorFlow ``ConcreteFunction`` without variables: the same function with their values as constants.
 
-    Its flat outputs are in the order of those of ``function``.
+    Its inputs have the names of those of ``function``, its flat outputs are in the order of that one's.
     """
-    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+    from tensorflow.python.framework import convert_to_constants
 
     # Swish, for one, has a gradient of its own, and a function that names one cannot be saved without it.
     for operation in function.graph.get_operations():
         if GRADIENT_ATTRIBUTE in operation.node_def.attr:
             operation._clear_attr(GRADIENT_ATTRIBUTE)
 
-    return convert_variables_to_constants_v2(function)
+    graph = frozen_graph(function)
+    if any(LOOP_ATTRIBUTE in node.attr for node in graph.node):
+        # Takes long, and makes loops and branches of operations, which run faster than functions.
+        return convert_to_constants.convert_variables_to_constants_v2(function)
+    tensorflow = load_tensorflow()
+    inputs = own_inputs(function)
+    return tensorflow.function(
+        lambda *values: tensorflow.graph_util.import_graph_def(
+            graph,
+            {tensor.name: value for tensor, value in zip(inputs, values, strict=True)},
+            [tensor.name for tensor in function.outputs],
+            name="",
+        ),
+        [tensorflow.TensorSpec(tensor.shape, tensor.dtype, name=tensor.op.name) for tensor in inputs],
+        autograph=False,
+    ).get_concrete_function()
 
 
 def frozen_graph(function: Any) -> Any:
-    """The ``GraphDef`` of a TensorFlow ``ConcreteFunction``, inlined and with constants in place of variables.
-
-    It is what :func:`freeze` makes a function of again, which takes ten times as long.
-    """
+    """The ``GraphDef`` of a ``ConcreteFunction``, of one piece but for loops and branches, its variables constants."""
     from tensorflow.python.framework import convert_to_constants
 
     data = convert_to_constants._FunctionConverterDataInEager(
         func=function, lower_control_flow=False, aggressive_inlining=False
     )
     return convert_to_constants._replace_variables_by_constants(converter_data=data)[0]
+
+
+def own_inputs(function: Any) -> list[Any]:
+    """The inputs of a ``ConcreteFunction`` without what it captured, which comes after them."""
+    return list(function.inputs[: len(function.inputs) - len(function.captured_inputs)])

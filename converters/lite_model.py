@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from converters.keras_backend import frozen_graph, load_tensorflow
+from converters.keras_backend import frozen_graph, load_tensorflow, own_inputs
 from edge_sdk.manifest import Precision
 from edge_sdk.runtime import SIGNATURE
 
@@ -22,9 +22,9 @@ def converted(function: Any, inputs: Sequence[str], outputs: Sequence[str], weig
     converter raises.
     """
     tensorflow = load_tensorflow()
-    # What the function captured comes after its own inputs.
-    taken = function.inputs[: len(inputs)]
-    converter = tensorflow.compat.v1.lite.TFLiteConverter(frozen_graph(function), taken, function.outputs)
+    converter = tensorflow.compat.v1.lite.TFLiteConverter(
+        frozen_graph(function), own_inputs(function), function.outputs
+    )
     converter.exclude_conversion_metadata = True
     if weights != "float32":
         converter.optimizations = [tensorflow.lite.Optimize.DEFAULT]
