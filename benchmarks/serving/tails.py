@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -91,17 +90,19 @@ def make(name: str, cache: Path) -> Tail:
 
 
 def _split(name: str, folder: Path) -> None:
-    """As a user would."""
-    work = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    """As a user would; another run of the benchmark may be at it, too."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     print(f"making the bundle of the tail {name}, about a minute", file=sys.stderr)
-    model = work / "model.keras"
-    cut = _run("model", name, model)
-    splitfleet("split", model, "--cut", cut, "--calibration", "random", "--precision", "int8", "--out", work / "bundle",
-               "--home", work / "home")  # fmt: skip
-    (work / "bundle").rename(folder)
-    shutil.rmtree(work)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+        model, bundle, home = (Path(work) / part for part in ("model.keras", "bundle", "home"))
+        cut = _run("model", name, model)
+        splitfleet("split", model, "--cut", cut, "--calibration", "random", "--precision", "int8", "--out", bundle,
+                   "--home", home)  # fmt: skip
+        try:
+            bundle.rename(folder)
+        except OSError:
+            if not folder.exists():
+                raise
 
 
 def _expected(tail: Path, features: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
