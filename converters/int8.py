@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from converters.keras_backend import load_tensorflow
 from converters.lite_model import packed, sign
+from converters.older_runtime import INT8_LACKS
 from edge_sdk.errors import ConversionError
 from edge_sdk.runtime import Interpreter
 
@@ -36,7 +37,9 @@ def quantized(model: Any, samples: Sequence[Array]) -> bytes:
     from tensorflow.lite.python import convert
 
     int8 = load_tensorflow().int8
-    made = convert.mlir_quantize(_calibrated(model, samples), input_data_type=int8, output_data_type=int8)
+    made = convert.mlir_quantize(
+        _calibrated(model, samples), input_data_type=int8, output_data_type=int8, denylisted_ops=list(INT8_LACKS)
+    )
     return bytes(convert.deduplicate_readonly_buffers(made))
 
 

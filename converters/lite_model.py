@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from converters.keras_backend import frozen_graph, load_tensorflow, own_inputs
+from converters.older_runtime import float_filters
 from edge_sdk.manifest import Precision
 from edge_sdk.runtime import SIGNATURE
 
@@ -28,9 +29,12 @@ def converted(function: Any, inputs: Sequence[str], outputs: Sequence[str], weig
     converter.exclude_conversion_metadata = True
     if weights != "float32":
         converter.optimizations = [tensorflow.lite.Optimize.DEFAULT]
+        # With a scale for each channel tflite-runtime has no kernel of a dense layer.
+        converter._experimental_disable_per_channel_quantization_for_dense_layers = True
     if weights == "float16":
         converter.target_spec.supported_types = [tensorflow.float16]
     model = unpacked(converter.convert())
+    float_filters(model)
     main = model.subgraphs[0]
     sign(model, dict(zip(inputs, main.inputs, strict=True)), dict(zip(outputs, main.outputs, strict=True)))
     return model

@@ -165,6 +165,8 @@ class _Lowering:
             return rules.scale_and_shift(builder, layer, inputs, shape)
         if (activation := rules.activation_of(kind, layer)) is not None:
             return rules.activation(builder, activation, inputs[0], shape)
+        if kind in ("Divide", "TrueDivide") and len(inputs) > 1:
+            return builder.emit_float(inputs, shape)
         if kind in _PLAIN:
             return self._plain(builder, _PLAIN[kind], inputs, shape)
         if (rule := _RULES.get(kind)) is not None and getattr(layer, "data_format", None) != "channels_first":

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 # For the tests and, since a spawned process inherits the path, for the workers.
-sys.path.append(str(Path(__file__).parent / "library"))
+HERE = Path(__file__).parent
+sys.path += [str(HERE / "library"), str(HERE.parent / "edge/library")]
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ def report(family, timeout_s):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests/edge/library", "TF_CPP_MIN_LOG_LEVEL": "3"},
         timeout=timeout_s,
         check=False,
     )

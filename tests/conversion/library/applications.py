@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).parents[2] / "edge/library"))
-
 from tflite_runtime_venv import python_of_the_venv
 
 # Keras's module: class, side of the square input. The smallest member, at about the smallest size that its layers take.
