@@ -279,17 +279,3 @@ def test_every_answer_to_a_wrong_body_is_an_error_with_its_class(running):
         with pytest.raises(InvalidInputError, match="is missing") as raised:
             peer.end_of(request_id)
         assert isinstance(raised.value, SplitfleetError)
-
-
-def test_decode_is_what_the_server_uses_and_cannot_unpickle():
-    import edge_sdk.wire as wire
-
-    assert "pickle" not in vars(wire)
-    with pytest.raises(ProtocolError):
-        decode(
-            [
-                MAGIC + bytes((1, 1, 0, 1)),
-                msgpack.packb({"id": 1, "tensors": [["a", "O", [1], None, None, "raw"]]}),
-                b"cos\nsystem\n",
-            ]
-        )
