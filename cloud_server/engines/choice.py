@@ -12,10 +12,11 @@ import importlib.metadata
 import logging
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from threading import Lock, Timer
-from typing import Any, Literal, get_args
+from threading import Event, Lock, Timer
+from typing import Any, Literal
 
 from cloud_server.engines.base import TailEngine, engine_threads
 from cloud_server.engines.race import Entrant, Finish, race, speedup, winner
@@ -26,7 +27,6 @@ from edge_sdk.errors import BundleError, ConversionError
 
 _LOG = logging.getLogger(__name__)
 EngineChoice = Literal["auto", "tensorflow", "litert"]
-ENGINE_CHOICES: tuple[str, ...] = get_args(EngineChoice)
 _LIBRARIES = ("tensorflow", "ai-edge-litert", "numpy")
 # A race takes a second or two, and TensorFlow's start some more.
 _RACE_PATIENCE_S = 300.0
@@ -110,7 +110,9 @@ class EngineChooser:
     def _known(self, facts: Facts, entrants: Sequence[Entrant]) -> Result | None:
         known = self._results.get(facts)
         possible = {(entrant.engine, entrant.threads) for entrant in entrants}
-        return known if known is not None and (known.engine, known.threads) in possible else None
+        if known is None or (known.engine, known.threads) not in possible:
+            return None
+        return replace(known, reason=f"{known.reason}; remembered")
 
 
 class _Track:
@@ -126,22 +128,26 @@ class _Track:
         with self._turn:
             self._cancel()
             worker = self._worker = self._worker or Worker(engine_threads(), gpu=True)
-            patience = Timer(_RACE_PATIENCE_S, worker.kill)
-            patience.daemon = True
-            patience.start()
+            late = Event()
+
+            def give_up() -> None:
+                late.set()
+                worker.kill()
+
+            patience = _timer(_RACE_PATIENCE_S, give_up)
             try:
                 return worker.run(race, folder.absolute(), list(entrants), list(batches))
             except ConversionError as error:
                 if error.details.get("died"):
                     self._worker = None
-                if not patience.is_alive():
-                    raise ConversionError(f"it took longer than {_RACE_PATIENCE_S:.0f} s") from error
+                if late.is_set():
+                    raise ConversionError(f"it took longer than {_RACE_PATIENCE_S:g} s") from error
                 raise
             finally:
                 patience.cancel()
-                self._idle = Timer(_IDLE_S, self.close)
-                self._idle.daemon = True
-                self._idle.start()
+                if late.is_set():
+                    self._worker = None
+                self._idle = _timer(_IDLE_S, self.close)
 
     def close(self) -> None:
         with self._turn:
@@ -154,6 +160,13 @@ class _Track:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
+
+
+def _timer(after_s: float, call: Callable[[], None]) -> Timer:
+    timer = Timer(after_s, call)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _lack(bundle: Bundle) -> str:

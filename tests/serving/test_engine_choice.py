@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,7 @@ class TestMemory:
         engine = again.load(bundle)
         assert (engine.name, engine.threads) == ("litert", 1)
         assert engine.reason.startswith("4.0 times as fast as tensorflow")
+        assert engine.reason.endswith("; remembered")
         assert again._track.asked == []
 
     @pytest.mark.parametrize("changed", ["bundle", "batches", "cores", "processor", "gpus", "version"])
@@ -289,12 +291,16 @@ class TestRace:
         assert race._Timing(took_s=1.0, cpu_s=0.0001).seconds(LITERT_2, True) == 0.0001
 
 
+def never_end(*_):
+    time.sleep(600)
+
+
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_whole_way_in_a_process_of_its_own(make_bundle, saved_models, tail_tflites, tmp_path, monkeypatch):
-    """One that agrees, one that does not, a crash, and a race after the crash."""
+    """One that agrees, one that does not, a crash, and a race that never ends."""
     good = make_bundle("good", tail=saved_models["good"], tail_tflite=tail_tflites["good"])
     wrong = make_bundle("wrong", tail=saved_models["good"], tail_tflite=tail_tflites["wrong"])
     auto = EngineChooser("auto", (1, 2), tmp_path / "engines.json")
@@ -311,6 +317,10 @@ def test_the_whole_way_in_a_process_of_its_own(make_bundle, saved_models, tail_t
         assert auto.load(crashed).reason.startswith("the race failed: the worker process was ended by SIGKILL")
         # What is remembered needs no process.
         assert auto.load(good).reason.count("batches of 1 and 2") == 1
+        assert auto._track._worker is None
+        monkeypatch.setattr(choice, "race", never_end)
+        monkeypatch.setattr(choice, "_RACE_PATIENCE_S", 0.5)
+        assert auto.load(crashed).reason == "the race failed: it took longer than 0.5 s"
         assert auto._track._worker is None
     finally:
         auto.close()
