@@ -17,6 +17,9 @@ from edge_sdk.errors import InvalidInputError
 from edge_sdk.wire import DTYPES
 
 MAX_SAMPLES = 200
+# Random samples of an input hold so many values at most, unless that were fewer samples than these.
+MAX_RANDOM_VALUES = 2**24
+MIN_RANDOM_SAMPLES = 4
 # Data that is rescaled to 0…1 and the same to -1…1 have a ratio of 2; other samples of the same data are far below.
 MAX_DISAGREEMENT = 1.5
 
@@ -62,9 +65,11 @@ def random_calibration(flat: FlatModel, count: int = 100, seed: int = 0) -> dict
 
     Where a model begins with a Rescaling, a Normalization, an Embedding or a CategoryEncoding, this tells the range of
     what it takes. Other floating-point inputs are normally distributed, bytes uniformly, other integers are 0 or 1, in
-    range as an index.
+    range as an index. Of large inputs there are fewer.
     """
     rng = np.random.default_rng(seed)
+    largest = max(math.prod(flat.graph.tensors[position].shape) for position in flat.graph.inputs)
+    count = min(count, max(MIN_RANDOM_SAMPLES, MAX_RANDOM_VALUES // max(largest, 1)))
     made: dict[str, Array] = {}
     for position in flat.graph.inputs:
         tensor = flat.graph.tensors[position]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from converters.keras_backend import load_keras
+from converters.keras_backend import load_keras, valid_name
 
 
 def carried(old: Any) -> Any:
@@ -35,8 +34,3 @@ def carried(old: Any) -> Any:
 def is_carried(layer: Any) -> bool:
     """Whether ``layer`` was made by :func:`carried`."""
     return hasattr(layer, "_old")
-
-
-def valid_name(name: str) -> str:
-    """A layer's name as Keras 3 allows it."""
-    return re.sub(r"[^\w.-]", "_", name)

@@ -2,7 +2,8 @@
 
 Keras keeps a graph of *nodes*, one for each call of a layer or operation. A model that is used as a layer is one node;
 here its own nodes stand in its place, so that it can be cut inside. Nothing is copied and nothing is added to the
-model: the steps call the very layers of the model, with their weights.
+model: the steps call the very layers of the model, with their weights. Only a layer whose name TensorFlow does not take
+is called otherwise from then on.
 
 A nested model stands as a whole where it is called; within a model the order is Keras's own
 (:mod:`converters.keras_graph`).
@@ -16,7 +17,7 @@ from typing import Any
 
 from converters.float32 import in_float32
 from converters.graph import Graph, Operation, TensorInfo
-from converters.keras_backend import load_keras
+from converters.keras_backend import load_keras, valid_name
 from converters.keras_graph import end_names, graph_ends, is_graph_model, ordered_nodes
 from converters.recurrent import obstacle
 from converters.retrace import hides_masks, is_called_otherwise, retraced
@@ -78,6 +79,8 @@ def flatten(model: Any) -> FlatModel:
     )
     if not graph.n:
         raise UnsupportedModelError(f"model {model.name!r} has no operations")
+    for step in builder.steps:
+        _name_for_tensorflow(step.layer)
     return FlatModel(graph=graph, steps=tuple(builder.steps), model=model)
 
 
@@ -198,6 +201,14 @@ def _nested_masks(node: Any, count: int) -> list[Any]:
     """The masks that a nested model is called with, for each of ``count`` inputs."""
     masks: list[Any] = load_keras().tree.flatten(node.arguments.kwargs.get("mask"))
     return masks if len(masks) == count else [None] * count
+
+
+def _name_for_tensorflow(operation: Any) -> None:
+    """Within a TensorFlow graph a layer opens a scope of its name, and not every name of a layer may be one."""
+    layers = operation._flatten_layers() if isinstance(operation, load_keras().Layer) else [operation]
+    for layer in layers:
+        if layer.name != valid_name(layer.name):
+            layer.name = valid_name(layer.name)
 
 
 def _size(variable: Any) -> int:

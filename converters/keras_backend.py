@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from edge_sdk.errors import ConfigError
@@ -31,6 +32,12 @@ def load_tensorflow() -> Any:
     import tensorflow
 
     return tensorflow
+
+
+def valid_name(name: str) -> str:
+    """``name`` as a scope of TensorFlow's graphs may be called; Keras itself also takes spaces and any script."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+    return plain if plain[:1].isalnum() or plain[:1] == "." else f"layer{plain}"
 
 
 def freeze(function: Any) -> Any:

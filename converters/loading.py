@@ -7,17 +7,21 @@ What the file asks for is checked first (:mod:`converters.model_file`); what onl
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from converters.keras_backend import load_keras
 from converters.keras_graph import end_names, graph_ends
-from converters.model_file import ModelFile, open_model_file, require_known
+from converters.model_file import ModelFile, open_model_file, require_known, unknown_objects
 from converters.retrace import run_symbolically
 from edge_sdk.errors import ConfigError, ModelError, SplitfleetError, UnsupportedModelError
 
 Shape = tuple[int, ...]
+
+# As Keras says it, of .keras files and of legacy ones.
+_LACKS = re.compile(r"(?:Could not locate (?:class|function)|Unknown \w+:?) '([\w>.]+)'")
 
 
 def load_model(
@@ -78,21 +82,33 @@ def _loaded(file: ModelFile, custom: Mapping[str, Any], *, unsafe: bool) -> Any:
     except SplitfleetError:
         raise
     except Exception as error:  # Keras raises whatever the file provokes, MemoryError and RecursionError among it
-        if file.legacy:
+        unknown = _unknown_object(error)
+        if file.legacy and not file.keras_version.startswith("3"):
             from converters.old_keras import load_through_old_keras
 
-            return load_through_old_keras(file, custom, _reason(error), unsafe=unsafe)
+            reason = f"it does not know {unknown}" if unknown else _reason(error)
+            return load_through_old_keras(file, custom, reason, unsafe=unsafe)
+        if unknown:
+            raise UnsupportedModelError(unknown_objects(file.path, {unknown: ""})) from error
+        writer = f" (written by Keras {file.keras_version})" if file.keras_version else ""
         raise ModelError(
-            f"{file.path}: Keras {keras.__version__} cannot load it{_written_by(file)}: {_reason(error)}"
+            f"{file.path}{writer} cannot be loaded by Keras {keras.__version__}: {_reason(error)}"
         ) from error
 
 
-def _written_by(file: ModelFile) -> str:
-    return f", which Keras {file.keras_version} wrote" if file.keras_version else ""
+def _unknown_object(error: BaseException) -> str:
+    """The name of the class or function that Keras lacks, if that is what it says, else empty."""
+    found = _LACKS.search(_innermost(error))
+    return found.group(1) if found else ""
+
+
+def _innermost(error: BaseException) -> str:
+    """Keras wraps the reason into pages of configuration and puts it last."""
+    return str(error).rpartition("Exception encountered:")[2].strip()
 
 
 def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in _innermost(error).splitlines() if line.strip()]
     text = " ".join(lines[:2]) or type(error).__name__
     return text if len(text) <= 300 else text[:300] + "…"
 

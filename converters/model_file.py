@@ -6,8 +6,9 @@ Nothing here runs the model's code or builds a layer; that is :mod:`converters.l
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,10 @@ def folder_error(path: Path) -> UnsupportedModelError:
 
 
 def require_known(file: ModelFile, custom: Collection[str], *, unsafe: bool) -> None:
-    """Raise :class:`UnsupportedModelError` for code in the configuration, unless ``unsafe``, and for classes that are
-    neither Keras's nor among the ``custom`` ones.
+    """Raise :class:`UnsupportedModelError` for code in the configuration, unless ``unsafe``, and for classes and
+    functions that are neither Keras's nor among the ``custom`` ones; it names all of them.
     """
+    unknown: dict[str, str] = {}
     for entry in _objects(file.config):
         kind = str(entry["class_name"])
         config = entry.get("config")
@@ -87,13 +89,32 @@ def require_known(file: ModelFile, custom: Collection[str], *, unsafe: bool) -> 
                 "them, pass --unsafe; else ask for the model with a layer class in place of it"
             )
         module = entry.get("module")
-        foreign = isinstance(module, str) and module.partition(".")[0] not in ("keras", "builtins")
-        registered = str(entry.get("registered_name") or kind)
-        if foreign and not {kind, registered, registered.rpartition(">")[2]} & set(custom):
-            raise UnsupportedModelError(
-                f"{file.path}: {kind!r} is a class of its author ({module}), which Keras does not know: name where it "
-                f"is with --custom-objects {module}:{kind}"
-            )
+        if not isinstance(module, str) or module.partition(".")[0] in ("keras", "builtins"):
+            continue
+        called = config if kind == "function" and isinstance(config, str) else kind
+        registered = str(entry.get("registered_name") or called)
+        if not {called, registered, registered.rpartition(">")[2]} & set(custom):
+            unknown.setdefault(called, module)
+    if foreign := next((f"{module}.{name}" for name, module in unknown.items() if _is_of_python(module)), None):
+        raise UnsupportedModelError(
+            f"{file.path}: it calls for {foreign}, which is Python's own and no layer: do not trust this file"
+        )
+    if unknown:
+        raise UnsupportedModelError(unknown_objects(file.path, unknown))
+
+
+def unknown_objects(path: Path, names: Mapping[str, str]) -> str:
+    """What to say of objects that are not Keras's: name -> module, empty where the file does not tell it."""
+    shown = ", ".join(f"{name} ({module})" if module else name for name, module in names.items())
+    options = " ".join(
+        f"--custom-objects {module if module not in ('', '__main__') else 'MODULE'}:{name.rpartition('>')[2]}"
+        for name, module in names.items()
+    )
+    return f"{path}: Keras does not know what its author made: {shown}; name where it is with {options}"
+
+
+def _is_of_python(module: str) -> bool:
+    return module != "__main__" and module.partition(".")[0] in sys.stdlib_module_names
 
 
 def _open_zip(path: Path) -> ModelFile:

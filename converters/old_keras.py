@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from converters.carried import carried, is_carried, valid_name
-from converters.keras_backend import load_keras, load_tensorflow
+from converters.carried import carried, is_carried
+from converters.keras_backend import load_keras, load_tensorflow, valid_name
 from converters.model_file import RESAVE, ModelFile
 from edge_sdk.errors import ModelError, SplitfleetError, UnsupportedModelError
 
 OLD_KERAS = "tf_keras"
 TOLERANCE = 1e-3
+_OWN_LAYERS = "Layers of its author's own are named with --custom-objects module:attr"
 # What TensorFlow operations may a graph hold: those that only compute. Others read files or write them.
 _COMPUTING = re.compile(
     r"(math|nn|linalg|signal|image|__operators__|compat\.v1\.(math|nn))\.\w+|"
@@ -42,7 +43,7 @@ def load_through_old_keras(file: ModelFile, custom: Mapping[str, Any], reason: s
     if importlib.util.find_spec(OLD_KERAS) is None:
         raise UnsupportedModelError(
             f"{file.path} was written by Keras {file.keras_version or '2'}, and Keras 3 cannot load it ({reason}). The "
-            f"old Keras may: install it with  pip install {OLD_KERAS}  and try again; or {RESAVE}"
+            f"old Keras may: install it with  pip install {OLD_KERAS}  and try again; or {RESAVE}. {_OWN_LAYERS}"
         )
     where = str(file.path)
     if not unsafe:
@@ -52,7 +53,7 @@ def load_through_old_keras(file: ModelFile, custom: Mapping[str, Any], reason: s
         old = old_keras.models.load_model(where, custom_objects=dict(custom), compile=False, safe_mode=not unsafe)
     except Exception as error:  # it raises whatever the file provokes
         raise ModelError(
-            f"{where}: neither Keras 3 ({reason}) nor the old one can load it: {_first_line(error)}"
+            f"{where}: neither Keras 3 ({reason}) nor the old one can load it: {_first_line(error)}. {_OWN_LAYERS}"
         ) from error
     try:
         model = _Translation(where).model(old)

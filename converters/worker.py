@@ -186,4 +186,6 @@ def _unexpected(trouble: Exception) -> SplitfleetError:
     # TensorFlow has errors of its own for what the system says.
     if isinstance(trouble, OSError) or os.strerror(errno.ENOSPC) in str(trouble):
         return StorageError(f"a file could not be read or written: {trouble}")
+    if isinstance(trouble, MemoryError):
+        return ConversionError(f"the memory of this machine does not suffice: {trouble}")
     return ConversionError(f"unexpected {type(trouble).__name__}: {trouble}")

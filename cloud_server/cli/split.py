@@ -197,7 +197,9 @@ def _show(document: dict[str, Any]) -> None:
         "feature": f"{format_size(document['feature_bytes'])} a sample",
         "size by the cumulative rule": format_size(document["cumulative_bytes"]),
     }
-    lines |= {f"predicted peak, {name}": format_size(size) for name, size in document["peak_bytes"].items()}
+    lines |= {
+        f"predicted peak, {name.replace('_', '-')}": format_size(size) for name, size in document["peak_bytes"].items()
+    }
     width = max(map(len, lines))
     for name, value in lines.items():
         click.echo(f"{name:<{width}}  {value}")

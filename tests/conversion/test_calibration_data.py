@@ -93,6 +93,17 @@ class TestRandom:
         again = random_calibration(flat)
         assert all(np.array_equal(made[name], again[name]) for name in made)
 
+    def test_large_inputs_have_fewer(self):
+        import keras
+
+        from converters.flatten import flatten
+
+        def count(*shape):
+            inputs = keras.Input(shape, name="x")
+            return len(random_calibration(flatten(keras.Model(inputs, keras.layers.Conv2D(1, 1)(inputs))))["x"])
+
+        assert [count(4, 4, 1), count(1024, 512, 1), count(4096, 1024, 1)] == [100, 32, 4]
+
     def test_has_the_range_that_the_first_layer_tells(self, flat_model):
         from converters.flatten import flatten
 

@@ -124,9 +124,9 @@ class TestDamagedFiles:
         [
             (b"{", "truncated or no .keras file"),
             (b"[]", "describes no model"),
-            (b"{}", "cannot load it"),
+            (b"{}", "cannot be loaded by Keras"),
             (b"[" * 100_000, "truncated or no .keras file"),
-            (b'{"class_name": "Functional", "config": {"layers": 3}, "module": "keras"}', "cannot load it"),
+            (b'{"class_name": "Functional", "config": {"layers": 3}, "module": "keras"}', "cannot be loaded by Keras"),
         ],
     )
     def test_a_configuration_of_nothing(self, tmp_path, config, says):
@@ -155,7 +155,7 @@ class TestDamagedFiles:
             return config
 
         path = rewritten(saved[0][".keras"], tmp_path / "model.keras", wider)
-        with pytest.raises(ModelError, match=f"Keras {keras.__version__} cannot load it, which Keras .* wrote"):
+        with pytest.raises(ModelError, match=rf"\(written by Keras .*\) cannot be loaded by Keras {keras.__version__}"):
             load_model(path)
 
     def test_random_bytes_in_place_of_any_others(self, saved, tmp_path):
@@ -201,9 +201,19 @@ class TestHostileFiles:
             return config
 
         path = rewritten(saved[0][".keras"], tmp_path / "model.keras", swapped)
-        with pytest.raises(ModelError):
+        with pytest.raises(ModelError) as caught:
             load_model(path)
         assert not list(tmp_path.glob("x"))
+        assert "--custom-objects" not in caught.value.message
+
+    def test_the_reason_is_not_buried_in_pages_of_configuration(self, saved, tmp_path):
+        def spoilt(config):
+            config["config"]["layers"][-1]["config"]["units"] = -5
+            return config
+
+        path = rewritten(saved[0][".keras"], tmp_path / "model.keras", spoilt)
+        with pytest.raises(ModelError, match=r"\(written by Keras 3.*\) cannot be loaded by Keras 3.*: .*units=-5$"):
+            load_model(path)
 
     def test_layers_that_call_other_files(self, saved, tmp_path):
         def swapped(config):
@@ -237,8 +247,34 @@ class TestCustomObjects:
         assert model.get_layer("scale").factor == 3.0
 
     def test_are_asked_for(self, path):
-        with pytest.raises(UnsupportedModelError, match=r"'Scale' is a class of .*--custom-objects user_layers:Scale"):
+        told = r"what its author made: Scale \(user_layers\); .* --custom-objects user_layers:Scale$"
+        with pytest.raises(UnsupportedModelError, match=told):
             load_model(path)
+
+    def test_all_that_are_missing_are_named(self, saved, tmp_path):
+        def swapped(config):
+            first, second, *_ = config["config"]["layers"]
+            first |= {"module": "my.layers", "class_name": "Gate", "registered_name": "mine>Gate"}
+            second |= {"module": "__main__", "class_name": "Plain", "registered_name": None}
+            return config
+
+        path = rewritten(saved[0][".keras"], tmp_path / "model.keras", swapped)
+        with pytest.raises(UnsupportedModelError) as caught:
+            load_model(path)
+        told = "Gate (my.layers), Plain (__main__); name where it is with"
+        assert f"{told} --custom-objects my.layers:Gate --custom-objects MODULE:Plain" in caught.value.message
+
+    def test_functions_are_asked_for(self, keras, tmp_path):
+        from user_layers import halved
+
+        for name in ("model.keras", "model.h5"):
+            image = keras.Input((4,))
+            model = keras.Model(image, keras.layers.Dense(2, activation=halved)(image))
+            model.save(tmp_path / name)
+            with pytest.raises(UnsupportedModelError, match=r"what its author made: halved; .*MODULE:halved$"):
+                load_model(tmp_path / name)
+            loaded = load_model(tmp_path / name, custom_objects=["user_layers:halved"])
+            assert np.allclose(loaded(np.ones((1, 4))), model(np.ones((1, 4))))
 
     @pytest.mark.parametrize(
         ("name", "says"),
@@ -258,7 +294,7 @@ class TestCustomObjects:
 
         small(keras, Scale(factor=3.0, name="scale")).save(tmp_path / "own.h5")
         assert load_model(tmp_path / "own.h5", custom_objects=["user_layers:Scale"]).get_layer("scale").factor == 3.0
-        with pytest.raises(ModelError, match="Scale"):
+        with pytest.raises(UnsupportedModelError, match=r"what its author made: .*Scale; .*MODULE:Scale$"):
             load_model(tmp_path / "own.h5")
 
 

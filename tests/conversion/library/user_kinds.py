@@ -41,6 +41,18 @@ def u_net() -> Any:
 
 
 @kind
+def odd_names() -> Any:
+    """Names with spaces and of other scripts, which Keras takes and TensorFlow's graphs do not."""
+    import keras
+    from keras import layers
+
+    series = keras.Input((3, 4), name="вход мой")
+    x = layers.TimeDistributed(layers.Dense(4, name="ein Schritt"), name="слой один")(series)
+    x = layers.Flatten(name="[bold] 2")(x)
+    return keras.Model(series, layers.Dense(2, name="выход")(x), name="имя [red]")
+
+
+@kind
 def inception() -> Any:
     """Four branches of different depth side by side, twice."""
     import keras

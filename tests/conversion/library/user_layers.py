@@ -16,3 +16,8 @@ class Scale(keras.layers.Layer):
 
     def get_config(self):
         return super().get_config() | {"factor": self.factor}
+
+
+def halved(x):
+    """A user's own activation."""
+    return x * 0.5
