@@ -19,6 +19,7 @@ from converters.keras_backend import load_tensorflow
 from converters.lite_model import converted, packed
 from converters.quantization import Quantization
 from converters.recurrent import unrolled
+from converters.scratch import is_of_the_disk
 from converters.split import Half
 from converters.substitutes import call_on_device, exact_one_hot
 from edge_sdk.errors import ConversionError, RuntimeUnavailableError
@@ -55,6 +56,8 @@ def write_head(
     except OSError:
         raise
     except Exception as error:  # the converter raises RuntimeError, ValueError and exceptions of its own
+        if is_of_the_disk(error):
+            raise
         raise ConversionError(
             f"TensorFlow Lite cannot convert the first {len(half.steps)} operations of model "
             f"{half.flat.graph.name!r} to {precision} ({_first_line(error)}); cut before what it lacks, or replace that"

@@ -5,6 +5,7 @@ Whoever works in a folder holds a lock on it, and the lock ends with its holder,
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -36,6 +37,14 @@ class Scratch:
         """Remove the folder and all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def is_of_the_disk(error: BaseException) -> bool:
+    """Whether ``error`` is about files that could not be read or written, and not about what is in them.
+
+    TensorFlow has errors of its own for what the system says.
+    """
+    return isinstance(error, OSError) or os.strerror(errno.ENOSPC) in str(error)
 
 
 def _make(place: Path) -> tuple[Path, int]:

@@ -8,7 +8,6 @@ folder that is removed when the process ends. A worker never outlives its parent
 from __future__ import annotations
 
 import contextlib
-import errno
 import multiprocessing
 import os
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 from converters.lifeline import end_with
-from converters.scratch import Scratch
+from converters.scratch import Scratch, is_of_the_disk
 from edge_sdk.errors import ConversionError, SplitfleetError, StorageError
 
 LOG = "log"
@@ -183,8 +182,7 @@ def _serve(connection: Connection, parent: Connection, scratch: str, threads: in
 
 
 def _unexpected(trouble: Exception) -> SplitfleetError:
-    # TensorFlow has errors of its own for what the system says.
-    if isinstance(trouble, OSError) or os.strerror(errno.ENOSPC) in str(trouble):
+    if is_of_the_disk(trouble):
         return StorageError(f"a file could not be read or written: {trouble}")
     if isinstance(trouble, MemoryError):
         return ConversionError(f"the memory of this machine does not suffice: {trouble}")
