@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 
 from converters.cuts import CutPoint
 from converters.outline import Outline
@@ -10,18 +11,26 @@ from converters.recurrent import why_no_cut_inside
 from edge_sdk.errors import IllegalCutError
 
 NEAR = 3
+# A longer number is the k of no model, and Python refuses to read the longest.
+MAX_DIGITS = 9
+MAX_SHOWN = 60
 
 
 def find_cut(model: str, outline: Outline, wanted: str) -> int:
     """The k of the cut ``wanted``, a number or the name of an operation; n, the last operation, is the whole model.
 
-    Raises :class:`IllegalCutError` for what is none, or is not legal; it lists what is near.
+    Raises :class:`IllegalCutError` for what is none, may mean several, or is not legal; it lists what is near.
     """
-    k = _number(outline, wanted) if wanted.lstrip("-").isdecimal() else _named(model, outline, wanted)
-    if k is None or not 1 <= k <= outline.n:
+    places = sorted({*_named(outline, wanted), *_numbered(wanted)})
+    if not places:
+        raise _no_such_name(model, outline, wanted)
+    if len(places) > 1:
+        raise _ambiguous(model, outline, wanted, places)
+    (k,) = places
+    if not 1 <= k <= outline.n:
         raise IllegalCutError(
             f"model {model!r} has {outline.n} operations: expected a cut from 1 to {outline.n - 1} (or {outline.n} for "
-            f"the whole model), got {wanted}; {_legal_near(outline, k or 0)}"
+            f"the whole model), got {_shortened(wanted)}; {_legal_near(outline, k)}"
         )
     if k < outline.n and not (cut := outline.cuts[k - 1]).legal:
         raise IllegalCutError(
@@ -34,24 +43,41 @@ def find_cut(model: str, outline: Outline, wanted: str) -> int:
     return k
 
 
-def _number(outline: Outline, wanted: str) -> int | None:
-    # An operation may be called "7" too; then its name counts, as the table shows it.
-    named = [operation.k for operation in outline.operations if operation.name == wanted]
-    return named[0] if named else int(wanted)
+def _named(outline: Outline, wanted: str) -> list[int]:
+    return [operation.k for operation in outline.operations if operation.name == wanted]
 
 
-def _named(model: str, outline: Outline, wanted: str) -> int:
-    names = {operation.name: operation.k for operation in outline.operations}
-    if wanted in names:
-        return names[wanted]
-    if reason := why_no_cut_inside(outline, wanted):
-        raise IllegalCutError(f"model {model!r} has no such cut: {reason}; {_legal_near(outline, 0)}")
-    near = difflib.get_close_matches(wanted, names, n=NEAR, cutoff=0.4)
-    hint = f"did you mean {', '.join(f'{name!r} (k={names[name]})' for name in near)}?" if near else ""
-    raise IllegalCutError(
-        f"model {model!r} has no operation {wanted!r} to cut after; "
-        f"{hint or _legal_near(outline, 0)} 'splitfleet cuts' lists all"
+def _numbered(wanted: str) -> list[int]:
+    digits = wanted.removeprefix("-")
+    if not digits.isdecimal():
+        return []
+    number = int(digits.lstrip("0")[:MAX_DIGITS] or "0")
+    return [-number if wanted.startswith("-") else number]
+
+
+def _ambiguous(model: str, outline: Outline, wanted: str, places: Sequence[int]) -> IllegalCutError:
+    """An operation may be called "7", too, and one called "conv#2" is beside the second call of "conv"."""
+    shown = " or ".join(f"{k} ({outline.operations[k - 1].name!r})" for k in places if 1 <= k <= outline.n)
+    return IllegalCutError(
+        f"model {model!r}: {wanted!r} may mean the cut after operation {shown}: give the number or the name that only "
+        "one of them has"
     )
+
+
+def _no_such_name(model: str, outline: Outline, wanted: str) -> IllegalCutError:
+    if reason := why_no_cut_inside(outline, wanted):
+        return IllegalCutError(f"model {model!r} has no such cut: {reason}; {_legal_near(outline, 0)}")
+    names = {operation.name: operation.k for operation in outline.operations}
+    near = difflib.get_close_matches(wanted[:MAX_SHOWN], names, n=NEAR, cutoff=0.4)
+    meant = ", ".join(f"{name!r} (k={names[name]})" for name in near)
+    hint = f"did you mean {meant}?" if near else f"{_legal_near(outline, 0)};"
+    return IllegalCutError(
+        f"model {model!r} has no operation {_shortened(wanted)!r} to cut after; {hint} 'splitfleet cuts' lists all"
+    )
+
+
+def _shortened(wanted: str) -> str:
+    return wanted if len(wanted) <= MAX_SHOWN else f"{wanted[:MAX_SHOWN]}…"
 
 
 def _legal_near(outline: Outline, k: int) -> str:

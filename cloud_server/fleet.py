@@ -22,6 +22,8 @@ from edge_sdk.protocol import DEVICES_PER_PAGE, HEARTBEAT_S, CallDevice, DeviceS
 
 # Three heartbeats missed, and half of one for the road.
 OFFLINE_AFTER_S = 3.5 * HEARTBEAT_S
+# How often the registry hears which devices there are.
+MARK_SEEN_EVERY_S = 10.0
 CALLS_PER_DEVICE = 16
 # A page of devices has to fit into the header of one message.
 _MAX_REGISTRATION_BYTES = 4 * 1024

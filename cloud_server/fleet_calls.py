@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import Protocol
 
 from cloud_server.allow_list import Holder
-from cloud_server.fleet import Ended, Fleet
+from cloud_server.fleet import MARK_SEEN_EVERY_S, Ended, Fleet
 from cloud_server.guard import Guard
 from cloud_server.lanes import Lane, log_failure
 from cloud_server.ledger import Request
@@ -25,7 +25,6 @@ from edge_sdk.protocol import HEARTBEAT_S, CallDevice, Heartbeat, ListDevices, R
 from edge_sdk.wire import Message, MessageType
 
 _LOG = logging.getLogger(__name__)
-_MARK_SEEN_EVERY_S = 10.0
 
 
 class DeviceRegistry(Protocol):
@@ -88,7 +87,7 @@ class FleetCalls:
             if not self._is_connected(routing_id):
                 self._fail(self._fleet.lost(routing_id))
         now = self._switchboard.clock()
-        if now >= self._marked_at + _MARK_SEEN_EVERY_S:
+        if now >= self._marked_at + MARK_SEEN_EVERY_S:
             self._mark_seen(self._fleet.heard_since(self._marked_at))
             self._marked_at = now
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Callable
@@ -183,7 +184,9 @@ def _serve(connection: Connection, parent: Connection, scratch: str, threads: in
 
 def _unexpected(trouble: Exception) -> SplitfleetError:
     if is_of_the_disk(trouble):
-        return StorageError(f"a file could not be read or written: {trouble}")
+        # TensorFlow adds which of its operations it was.
+        told = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:\w+\]", "", str(trouble))
+        return StorageError(f"a file could not be read or written: {told}")
     if isinstance(trouble, MemoryError):
         return ConversionError(f"the memory of this machine does not suffice: {trouble}")
     return ConversionError(f"unexpected {type(trouble).__name__}: {trouble}")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import math
 import os
 import sys
@@ -81,6 +82,10 @@ class SizeType(click.ParamType[int]):
 
 def run(command: click.Command, program: str) -> None:
     """Run ``command`` on ``sys.argv`` and exit: an error becomes one line on stderr and its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A path need not be text, and not every terminal knows every letter.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         command.main(prog_name=program, standalone_mode=True)
     except SplitfleetError as error:
@@ -94,8 +99,20 @@ def run(command: click.Command, program: str) -> None:
             "pip install '.[cloud]' in a clone",
             1,
         )
+    except (MemoryError, OSError) as error:
+        # What the machine lacks is no fault of the program.
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        fail(_of_the_machine(error), 1)
     except Exception as error:
         _unforeseen(error, program)
+
+
+def _of_the_machine(error: MemoryError | OSError) -> str:
+    if isinstance(error, MemoryError):
+        return f"the memory of this machine does not suffice{f' ({error})' if str(error) else ''}"
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _unforeseen(error: Exception, program: str) -> None:
@@ -110,5 +127,12 @@ def _unforeseen(error: Exception, program: str) -> None:
 
 def fail(message: str, exit_code: int) -> None:
     """Print ``message`` to stderr and exit."""
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {printable(message)}", err=True)
     sys.exit(exit_code)
+
+
+def printable(text: str) -> str:
+    """``text`` with its control characters written out, but line feeds: names come from strangers' files, and a
+    terminal does what such a character tells it.
+    """
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)

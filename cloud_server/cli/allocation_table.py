@@ -1,10 +1,11 @@
-"""An allocation as a table: one row for each device, and beneath it what was measured beside."""
+"""Allocations as tables: one row for each device and beneath it what was measured beside; all trials; all runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cloud_server.cli.output import make_table
+from cloud_server.cli.output import Group, grouped_table, make_table
 from edge_sdk.sizes import format_size
 
 if TYPE_CHECKING:
@@ -13,16 +14,19 @@ if TYPE_CHECKING:
     from cloud_server.allocation.result import AllocationResult, DeviceResult
     from cloud_server.allocation.settings import LatencyStatistic
     from cloud_server.allocation.trial import Evaluation
+    from cloud_server.registry.records import AllocationRecord, DeviceRecord, RunRecord, TrialRecord
 
 
 def allocation_table(result: AllocationResult) -> Table:
     """The table, for 80 columns; its caption says what is emulated and how the figures are to be read."""
     statistic = result.run.settings.thresholds.latency_statistic
+    whose, which = "device, trials\nhead of the budget\nmeasured peak", "model\ncut\nk of n, head size"
     table = make_table(
-        "device, trials\nhead of the budget\nmeasured peak",
-        "model\ncut\nk of n, head size",
+        whose,
+        which,
         "accuracy\nfloat",
         f"edge+transfer+cloud\n= total ms{'' if statistic == 'mean' else f', {statistic}'}\nsent a request",
+        text=(whose, which),
         caption=_caption(result, statistic),
         caption_justify="left",
     )
@@ -34,37 +38,65 @@ def allocation_table(result: AllocationResult) -> Table:
     return table
 
 
-def trials_table(result: AllocationResult) -> Table:
+def trials_table(result: AllocationResult, *, width: int) -> Table:
     """Every trial of a run, in the order in which they were begun."""
     statistic = result.run.settings.thresholds.latency_statistic
-    latency = f"{statistic} ms"
-    table = make_table(
-        "round",
-        "device",
-        "trial",
-        "model",
-        "cut",
-        "state",
-        "accuracy",
-        latency,
-        "reason",
-        right=("round", "trial", "accuracy", latency),
+    groups = (
+        Group(("round", "trial"), right=True),
+        Group(("device", "model", "cut"), text=True),
+        Group(("state",)),
+        Group(("accuracy", f"{statistic} ms"), right=True),
+        Group(("reason",), text=True),
     )
     trials = sorted((trial for device in result.devices for trial in device.trials), key=lambda trial: trial.trial_id)
-    for trial in trials:
-        evaluation = trial.evaluation
-        table.add_row(
-            str(trial.round),
-            trial.device_id,
-            str(trial.number),
-            trial.model,
-            f"{trial.placement.k} of {trial.placement.n}" if trial.placement else "",
-            trial.state.replace("_", " "),
-            f"{evaluation.accuracy:.3f}" if evaluation else "",
-            f"{evaluation.latency_ms(statistic):.1f}" if evaluation else "",
-            trial.reason,
+    return grouped_table(groups, [_trial_cells(trial, statistic) for trial in trials], width=width)
+
+
+def _trial_cells(trial: TrialRecord, statistic: LatencyStatistic) -> tuple[tuple[str, ...], ...]:
+    cut = f"{trial.placement.k} of {trial.placement.n}" if trial.placement else ""
+    accuracy = f"{trial.evaluation.accuracy:.3f}" if trial.evaluation else ""
+    latency = f"{trial.evaluation.latency_ms(statistic):.1f}" if trial.evaluation else ""
+    return (
+        (str(trial.round), str(trial.number)),
+        (trial.device_id, trial.model, cut),
+        (trial.state.replace("_", " "),),
+        (accuracy, latency),
+        (trial.reason,),
+    )
+
+
+def runs_table(runs: Sequence[RunRecord], active: Sequence[AllocationRecord], *, width: int) -> Table:
+    """A row for each run; ``active`` are the allocations that devices have now."""
+    groups = (
+        Group(("run",), right=True),
+        Group(("task", "state"), text=True),
+        Group(("rounds", "devices now"), right=True),
+        Group(("started", "took")),
+        Group(("reason",), text=True),
+    )
+    rows = [
+        (
+            (str(run.run_id),),
+            (run.settings.task, run.state),
+            (str(run.rounds), str(sum(each.run_id == run.run_id for each in active))),
+            (
+                run.started_at.astimezone().strftime("%Y-%m-%d %H:%M"),
+                f"{(run.ended_at - run.started_at).total_seconds():.0f} s" if run.ended_at else "",
+            ),
+            (run.reason,),
         )
-    return table
+        for run in runs
+    ]
+    return grouped_table(groups, rows, width=width)
+
+
+def emulation_note(devices: Iterable[DeviceRecord]) -> str | None:
+    """What the asterisk of emulated devices means; ``None`` without any."""
+    # How, not how much: that differs from device to device, and the JSON document has it.
+    means = sorted(
+        {f"{part} by {label.rpartition(' by ')[2]}" for device in devices for part, label in device.emulation.items()}
+    )
+    return f"* emulated on this machine: {', '.join(means)}" if means else None
 
 
 def _add_device(table: Table, result: DeviceResult, statistic: LatencyStatistic) -> None:
@@ -73,12 +105,13 @@ def _add_device(table: Table, result: DeviceResult, statistic: LatencyStatistic)
     name += f", {count} {'trial' if count == 1 else 'trials'}"
     trial = result.trial
     if trial is None or trial.placement is None or trial.evaluation is None:
-        last = f":\n{result.trials[-1].reason}" if result.trials and result.trials[-1].reason else ""
-        table.add_row(name, f"{result.state or 'unfinished'}{last}", "", "")
+        # There is no nearest miss: none of its trials came so far as to be measured.
+        table.add_row(f"{name}\n{result.state or 'unfinished'}", _reasons(result.trials), "", "")
         return
     placement, evaluation = trial.placement, trial.evaluation
     if result.state != "accepted":
-        name += f"\n{result.state}, nearest miss:"
+        missed = trial.reason.replace(", ", "\n")
+        name += f"\n{result.state or 'unfinished'}, nearest miss:" + (f"\n{missed}" if missed else "")
     share = f", {placement.predicted_bytes / trial.memory_budget_bytes:.0%}" if trial.memory_budget_bytes else ""
     memory = f"{format_size(placement.predicted_bytes)} of {format_size(trial.memory_budget_bytes)}{share}"
     floating = "" if trial.float_accuracy is None else f"\n{trial.float_accuracy:.3f}"
@@ -90,6 +123,14 @@ def _add_device(table: Table, result: DeviceResult, statistic: LatencyStatistic)
     )
 
 
+def _reasons(trials: Iterable[TrialRecord]) -> str:
+    """Why no trial of a device was measured; a reason that several models share is told once."""
+    models: dict[str, list[str]] = {}
+    for trial in trials:
+        models.setdefault(trial.reason or trial.state.replace("_", " "), []).append(trial.model)
+    return "\n".join(f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in models.items())
+
+
 def _add_baselines(table: Table, result: DeviceResult, statistic: LatencyStatistic) -> None:
     if result.state != "accepted" or result.trial is None or result.trial.placement is None:
         return
@@ -97,7 +138,7 @@ def _add_baselines(table: Table, result: DeviceResult, statistic: LatencyStatist
     if cloud_only is not None:
         table.add_row("  cloud-only", "", f"{cloud_only.accuracy:.3f}", _latency(cloud_only, statistic))
     whole = f"needs {format_size(result.trial.placement.whole_bytes)}:\ndoes not fit"
-    table.add_row("  edge-only", "as above" if "edge-only" in result.baselines else whole, "", "")
+    table.add_row("  edge-only", "all of it fits:\nsee above" if "edge-only" in result.baselines else whole, "", "")
 
 
 def _latency(evaluation: Evaluation, statistic: LatencyStatistic) -> str:
@@ -116,17 +157,8 @@ def _caption(result: AllocationResult, statistic: LatencyStatistic) -> str:
         "the peak is the growth of a process on the device that runs the head; accuracy is that of the validation set, "
         f"beneath it that of the whole model in floating point; times are means{_beside(statistic)}"
     ]
-    # How, not how much: that differs from device to device, and the JSON document has it.
-    means = sorted(
-        {
-            f"{part} by {label.rpartition(' by ')[2]}"
-            for each in result.devices
-            if each.device
-            for part, label in each.device.emulation.items()
-        }
-    )
-    if means:
-        lines.append(f"* emulated on this machine: {', '.join(means)}")
+    if (note := emulation_note(each.device for each in result.devices if each.device)) is not None:
+        lines.append(note)
     tested = []
     for each in result.devices:
         trial = each.trial

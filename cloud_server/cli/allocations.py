@@ -26,7 +26,8 @@ def list_runs(home: Path | None, registry: str | None, as_json: bool) -> None:
     """List all runs, the newest first."""
     from datetime import UTC, datetime
 
-    from cloud_server.cli.output import make_table, print_json, stdout
+    from cloud_server.cli.allocation_table import runs_table
+    from cloud_server.cli.output import print_json, stdout
 
     with open_registry(home, registry) as opened:
         opened.interrupt_dead_runs(now=datetime.now(UTC))
@@ -44,15 +45,8 @@ def list_runs(home: Path | None, registry: str | None, as_json: bool) -> None:
         ]
         print_json({"runs": [_run_document(run) for run in runs], "active": devices})
         return
-    table = make_table("run", "task", "state", "rounds", "devices now", "started", "took", "reason", right=("run",))
-    for run in runs:
-        now = sum(each.run_id == run.run_id for each in active)
-        took = f"{(run.ended_at - run.started_at).total_seconds():.0f} s" if run.ended_at else ""
-        started = run.started_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        table.add_row(
-            str(run.run_id), run.settings.task, run.state, str(run.rounds), str(now), started, took, run.reason
-        )
-    stdout().print(table)
+    console = stdout()
+    console.print(runs_table(runs, active, width=console.width))
 
 
 @allocations.command()
@@ -83,7 +77,7 @@ def show(run: int | None, home: Path | None, registry: str | None, as_json: bool
     reason = f" ({result.run.reason})" if result.run.reason else ""
     console.print(f"run {run}: {result.run.settings.task}: {result.run.state}{reason}", soft_wrap=True)
     console.print(allocation_table(result))
-    console.print(trials_table(result))
+    console.print(trials_table(result, width=console.width))
 
 
 def _run_document(run: RunRecord) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def write_plot(report: CutReport, path: Path) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--plot {path}: cannot be written ({error})") from None
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"--plot {path}: cannot be written ({reason or error})") from None
     finally:
         pyplot.close(figure)

@@ -9,7 +9,7 @@ import click
 
 from cloud_server.cli.allocation_options import registry_options
 from cloud_server.cli.model_options import LoadingChoice, budget_options, find_source, model_options
-from cloud_server.cli.output import json_option, make_table
+from cloud_server.cli.output import Group, grouped_table, json_option
 from edge_sdk.sizes import format_size
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from cloud_server.allocation.settings import MemoryModelName
     from cloud_server.cut_report import Budget, CutReport, CutRow
     from converters.graph import TensorInfo
-
-# What the widest tables take in a line.
-ONE_LINE_WIDTH = 160
 
 
 @click.command()
@@ -77,27 +74,15 @@ def cuts_table(report: CutReport, *, illegal: bool, width: int) -> Table:
     """One line a cut where ``width`` allows it, else figures that belong together one above the other."""
     rows = report.rows if illegal else report.legal
     runtimes = tuple(report.whole.peak_bytes)
-    groups = [
-        ("k",),
-        ("cut after", "crossing tensors"),
-        ("feature int8", "float"),
-        ("head parameters", "cumulative"),
-        tuple(f"peak {runtime}" for runtime in runtimes),
-        ("fits", ""),
-    ]
-    cells = [_cells(report, row, runtimes) for row in rows]
-    if width < ONE_LINE_WIDTH:
-        columns = ["\n".join(titles).replace("\npeak ", "\n").replace("parameters", "params") for titles in groups]
-        lines = [["\n".join(filter(None, group)) for group in row] for row in cells]
-    else:
-        columns = [title for titles in groups for title in titles]
-        lines = [[cell for group in row for cell in group] for row in cells]
-    words = ("cut after", "fits")
-    right = tuple(title for title in columns if title and not title.startswith(words) and title != "crossing tensors")
-    table = make_table(*columns, right=right)
-    for line in lines:
-        table.add_row(*line)
-    return table
+    groups = (
+        Group(("k",), right=True),
+        Group(("cut after", "crossing tensors"), text=True),
+        Group(("feature int8", "float"), right=True),
+        Group(("head parameters", "cumulative"), ("head params", "cumulative"), right=True),
+        Group(tuple(f"peak {runtime}" for runtime in runtimes), (f"peak {runtimes[0]}", *runtimes[1:]), right=True),
+        Group(("fits", ""), text=True),
+    )
+    return grouped_table(groups, [_cells(report, row, runtimes) for row in rows], width=width)
 
 
 def _cells(report: CutReport, row: CutRow, runtimes: tuple[str, ...]) -> list[tuple[str, ...]]:

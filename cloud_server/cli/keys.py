@@ -82,7 +82,7 @@ def _add_commands(group: click.Group, role: str, what: str) -> None:
         if as_json:
             print_json({"keys": [_document(holder) for holder in allowed]})
             return
-        table = make_table(role, "fingerprint", "public key")
+        table = make_table(role, "fingerprint", "public key", text=(role,))
         for holder in allowed:
             table.add_row(holder.name, holder.fingerprint, holder.public)
         stdout().print(table)

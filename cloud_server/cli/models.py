@@ -63,7 +63,7 @@ def add(
 def list_models(task: str | None, home: Path | None, registry: str | None, as_json: bool) -> None:
     """List all models: yours, and those of the zoo."""
     import zoo_keras
-    from cloud_server.cli.output import make_table, print_json, stdout
+    from cloud_server.cli.output import Group, grouped_table, print_json, stdout
     from edge_sdk.sizes import format_size
 
     with open_library(home, registry) as library:
@@ -75,13 +75,23 @@ def list_models(task: str | None, home: Path | None, registry: str | None, as_js
     if as_json:
         print_json({"models": documents})
         return
-    right = ("operations", "parameters", "file")
-    table = make_table("model", "task", "from", *right, right=right)
-    for model in documents:
-        operations = "" if model["operations"] is None else str(model["operations"])
-        size = format_size(model["file_bytes"])
-        table.add_row(model["source"], model["task"], model["from"], operations, f"{model['parameters']:,}", size)
-    stdout().print(table)
+    groups = (
+        Group(("model", "task")),
+        Group(("from",)),
+        *(Group((figure,), right=True) for figure in ("operations", "parameters", "file")),
+    )
+    rows = [
+        (
+            (model["source"], model["task"]),
+            (model["from"],),
+            ("" if model["operations"] is None else str(model["operations"]),),
+            (f"{model['parameters']:,}",),
+            (format_size(model["file_bytes"]),),
+        )
+        for model in documents
+    ]
+    console = stdout()
+    console.print(grouped_table(groups, rows, width=console.width))
 
 
 @models.command()
@@ -151,7 +161,7 @@ def _document(record: ModelRecord) -> dict[str, Any]:
 
 
 def _show(document: dict[str, Any], *, as_json: bool) -> None:
-    from cloud_server.cli.output import print_json
+    from cloud_server.cli.output import print_facts, print_json
     from edge_sdk.sizes import format_size
 
     if as_json:
@@ -171,6 +181,4 @@ def _show(document: dict[str, Any], *, as_json: bool) -> None:
         "may run code": "yes (--unsafe)" if document["unsafe"] else "",
     }
     shown = {key: value for key, value in lines.items() if value != ""}
-    width = max(map(len, shown))
-    for key, value in shown.items():
-        click.echo(f"{key:<{width}}  {value}")
+    print_facts(shown)

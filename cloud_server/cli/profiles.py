@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from cloud_server.cli.output import json_option
+
 if TYPE_CHECKING:
     from device_profiles import Profile
 
-JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 DIRECTORIES_OPTION = click.option(
     "--profiles-dir",
     "directories",
@@ -28,24 +28,20 @@ def profiles() -> None:
 
 @profiles.command("list")
 @DIRECTORIES_OPTION
-@JSON_OPTION
+@json_option
 def list_profiles(directories: tuple[Path, ...], as_json: bool) -> None:
     """List all profiles."""
     import device_profiles
+    from cloud_server.cli.output import make_table, print_json, stdout
 
     found = [device_profiles.load(name, directories) for name in device_profiles.names(directories)]
     if as_json:
-        click.echo(json.dumps({"profiles": [_document(profile) for profile in found]}, indent=2))
+        print_json({"profiles": [_document(profile) for profile in found]})
         return
-    from rich.console import Console
-    from rich.table import Table
-
     from edge_sdk.sizes import format_size
 
-    table = Table()
-    table.add_column("profile", no_wrap=True)
-    for column in ("RAM", "model", "cores", "CPU ×", "up/down", "RTT ms"):
-        table.add_column(column, justify="right", no_wrap=True)
+    figures = ("RAM", "model", "cores", "CPU ×", "up/down", "RTT ms")
+    table = make_table("profile", *figures, right=figures)
     for profile in found:
         link = profile.link
         table.add_row(
@@ -57,7 +53,7 @@ def list_profiles(directories: tuple[Path, ...], as_json: bool) -> None:
             "" if link is None else f"{link.uplink_mbit_s:g}/{link.downlink_mbit_s:g}",
             "" if link is None else f"{link.rtt_ms:g}",
         )
-    Console().print(table)
+    stdout().print(table)
     click.echo("model: what a model may use; up/down: payload, Mbit/s; CPU ×: how many times longer than", err=True)
     for reference in sorted({profile.reference for profile in found if profile.reference is not None}):
         click.echo(f"  one core of: {reference}", err=True)
@@ -66,14 +62,15 @@ def list_profiles(directories: tuple[Path, ...], as_json: bool) -> None:
 @profiles.command()
 @click.argument("profile")
 @DIRECTORIES_OPTION
-@JSON_OPTION
+@json_option
 def show(profile: str, directories: tuple[Path, ...], as_json: bool) -> None:
     """Show one PROFILE, a name or a file."""
     import device_profiles
+    from cloud_server.cli.output import print_json
 
     document = _document(device_profiles.load(profile, directories))
     if as_json:
-        click.echo(json.dumps(document, indent=2))
+        print_json(document)
         return
     import yaml
 
@@ -82,10 +79,11 @@ def show(profile: str, directories: tuple[Path, ...], as_json: bool) -> None:
 
 @profiles.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@JSON_OPTION
+@json_option
 def validate(files: tuple[Path, ...], as_json: bool) -> None:
     """Check profile FILES, YAML or JSON, and say what is wrong in which line."""
     import device_profiles
+    from cloud_server.cli.output import print_json
     from edge_sdk.errors import ConfigError
 
     complaints: dict[Path, str | None] = {}
@@ -97,7 +95,7 @@ def validate(files: tuple[Path, ...], as_json: bool) -> None:
             complaints[path] = error.message
     if as_json:
         results = [{"file": str(path), "ok": text is None, "error": text} for path, text in complaints.items()]
-        click.echo(json.dumps({"files": results}, indent=2))
+        print_json({"files": results})
     else:
         for path, text in complaints.items():
             click.echo(f"{path}: ok" if text is None else text, err=text is not None)

@@ -185,6 +185,8 @@ def _document(bundle: Bundle, out: Path, calibration: str) -> dict[str, Any]:
 
 
 def _show(document: dict[str, Any]) -> None:
+    from cloud_server.cli.output import print_facts
+
     cut = document["cut"]
     side = "edge-only, no tail" if cut["k"] == cut["n"] else f"after {cut['name']}"
     lines = {
@@ -200,6 +202,4 @@ def _show(document: dict[str, Any]) -> None:
     lines |= {
         f"predicted peak, {name.replace('_', '-')}": format_size(size) for name, size in document["peak_bytes"].items()
     }
-    width = max(map(len, lines))
-    for name, value in lines.items():
-        click.echo(f"{name:<{width}}  {value}")
+    print_facts(lines)

@@ -69,17 +69,29 @@ def add(
 @json_option
 def list_tasks(home: Path | None, registry: str | None, as_json: bool) -> None:
     """List all tasks: yours, and those of the zoo."""
-    from cloud_server.cli.output import make_table, print_json, stdout
+    from cloud_server.cli.output import Group, grouped_table, print_json, stdout
 
     documents = _all(home, registry)
     if as_json:
         print_json({"tasks": documents})
         return
-    table = make_table("task", "from", "metric", "validation", "calibration", "test", "models", right=_COUNTS)
-    for task in documents:
-        counts = ("" if task[key] is None else str(task[key]) for key in _SAMPLES)
-        table.add_row(task["name"], task["from"], task["metric"], *counts, ", ".join(task["models"]))
-    stdout().print(table)
+    groups = (
+        Group(("task", "metric")),
+        Group(("from",)),
+        Group(_COUNTS, right=True),
+        Group(("models",), text=True),
+    )
+    rows = [
+        (
+            (task["name"], task["metric"]),
+            (task["from"],),
+            tuple("" if task[key] is None else str(task[key]) for key in _SAMPLES),
+            (", ".join(task["models"]),),
+        )
+        for task in documents
+    ]
+    console = stdout()
+    console.print(grouped_table(groups, rows, width=console.width))
 
 
 @tasks.command()
@@ -181,7 +193,7 @@ def _input(facts: Any) -> dict[str, Any]:
 
 
 def _show(documents: list[dict[str, Any]], *, as_json: bool) -> None:
-    from cloud_server.cli.output import print_json
+    from cloud_server.cli.output import print_facts, print_json
 
     (task,) = documents
     if as_json:
@@ -199,6 +211,4 @@ def _show(documents: list[dict[str, Any]], *, as_json: bool) -> None:
         **{key.replace("_", " "): task[key] for key in _SAMPLES if task[key] is not None},
         "models": ", ".join(task["models"]) or "none yet; 'splitfleet models add' adds one",
     }
-    width = max(map(len, lines))
-    for key, value in lines.items():
-        click.echo(f"{key:<{width}}  {value}")
+    print_facts(lines)

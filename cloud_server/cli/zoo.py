@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from cloud_server.cli.output import json_option
 
 if TYPE_CHECKING:
     from zoo_keras.info import ModelInfo
@@ -22,12 +23,13 @@ def zoo() -> None:
 
 
 @zoo.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def list_models(as_json: bool) -> None:
     """List the models of every task with size and accuracy."""
     from dataclasses import asdict
 
     import zoo_keras
+    from cloud_server.cli.output import Group, grouped_table, print_json, stdout
     from zoo_keras.training import is_trained
 
     infos = [
@@ -37,27 +39,25 @@ def list_models(as_json: bool) -> None:
         if is_trained(task_name, model_name)
     ]
     if as_json:
-        click.echo(json.dumps({"models": [asdict(info) for info in infos]}, indent=2))
+        print_json({"models": [asdict(info) for info in infos]})
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    for task_name in zoo_keras.tasks():
-        table = Table(title=task_name)
-        table.add_column("model", no_wrap=True)
-        table.add_column("family")
-        for column in ("parameters", "weights kB", "accuracy"):
-            table.add_column(column, justify="right", no_wrap=True)
-        for info in infos:
-            if info.task == task_name:
-                table.add_row(
-                    info.name,
-                    info.family,
-                    f"{info.parameters:,}",
-                    f"{info.weights_bytes / 1000:,.0f}",
-                    f"{info.float_accuracy:.4f}",
-                )
-        Console().print(table)
+    groups = (
+        Group(("model", "family"), text=True),
+        Group(("task",)),
+        *(Group((figure,), right=True) for figure in ("parameters", "weights kB", "accuracy")),
+    )
+    rows = [
+        (
+            (info.name, info.family),
+            (info.task,),
+            (f"{info.parameters:,}",),
+            (f"{info.weights_bytes / 1000:,.0f}",),
+            (f"{info.float_accuracy:.4f}",),
+        )
+        for info in infos
+    ]
+    console = stdout()
+    console.print(grouped_table(groups, rows, width=console.width))
 
 
 @zoo.command()

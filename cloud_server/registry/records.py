@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
 from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.settings import AllocationSettings
 from cloud_server.allocation.trial import Criterion, Evaluation, Placement, TrialState
+from cloud_server.fleet import MARK_SEEN_EVERY_S, OFFLINE_AFTER_S
 
 Variant = Literal["split", "cloud-only", "edge-only"]
 
@@ -25,6 +26,10 @@ class RunState(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+# What a server that hears from a device records in time, if it is a little late.
+_ONLINE_WITHIN = timedelta(seconds=MARK_SEEN_EVERY_S + 2 * OFFLINE_AFTER_S)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceRecord:
     """A device as it last registered. ``bundle`` is that of its active allocation."""
@@ -38,6 +43,10 @@ class DeviceRecord:
     first_seen: datetime
     last_seen: datetime
     bundle: str | None
+
+    def is_online(self, now: datetime) -> bool:
+        """Whether a server heard from it lately; a device whose server is gone is not online either."""
+        return now - self.last_seen <= _ONLINE_WITHIN
 
 
 @dataclass(frozen=True, kw_only=True)

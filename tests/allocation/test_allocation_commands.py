@@ -105,7 +105,7 @@ def test_the_table_says_what_is_emulated_and_what_does_not_fit(told: Told, split
     assert any(line.startswith("200 B of 250 B, 80% layer_2 1.000") for line in lines)
     assert any(line.startswith("peak 5 kB 2 of 4, ") for line in lines)
     assert "edge-only needs 400 B:" in lines
-    assert "edge-only as above" in lines
+    assert "edge-only all of it fits:" in lines
     assert "* emulated on this machine: cpu by sleep" in table
     assert "test set, with 95 % intervals: board 0.900 (0.769 to 0.960)" in table
 

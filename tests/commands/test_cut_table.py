@@ -132,6 +132,8 @@ def test_cuts_are_found_by_number_and_by_name() -> None:
         ("0", r"expected a cut from 1 to 3 \(or 4 for the whole model\), got 0; .*2 \('layer_2'\)"),
         ("9", "got 9; the nearest legal cuts are 2"),
         ("-1", "got -1"),
+        ("9" * 5000, "got 9{60}…; the nearest legal cuts are 2"),
+        ("z" * 5000, "has no operation 'z{60}…' to cut after"),
         ("1", r"cannot be cut after operation 1 \('layer_1'\): it would send the raw input .*nearest legal cuts are 2"),
         ("layer_1", "cannot be cut after operation 1"),
         ("layr_3", r"has no operation 'layr_3' to cut after; did you mean 'layer_3' \(k=3\)"),
@@ -141,6 +143,15 @@ def test_cuts_are_found_by_number_and_by_name() -> None:
 def test_a_cut_that_is_none_is_told_with_what_is_near(wanted: str, told: str) -> None:
     with pytest.raises(IllegalCutError, match=told):
         find_cut("chain", chain(), wanted)
+
+
+def test_a_number_that_is_a_name_too_is_told() -> None:
+    outline = chain()
+    operations = [dataclasses.replace(each, name="2" if each.k == 3 else each.name) for each in outline.operations]
+    outline = dataclasses.replace(outline, operations=tuple(operations))
+    with pytest.raises(IllegalCutError, match=r"'2' may mean the cut after operation 2 \('layer_2'\) or 3 \('2'\)"):
+        find_cut("chain", outline, "2")
+    assert [find_cut("chain", outline, wanted) for wanted in ("layer_2", "3")] == [2, 3]
 
 
 @pytest.mark.parametrize("width", [80, 200])

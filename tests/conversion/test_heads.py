@@ -188,3 +188,8 @@ class TestCalibration:
     def test_data_of_another_model_is_refused(self, flat_model, samples, message):
         with pytest.raises(InvalidInputError, match=message):
             calibration_of(flat_model("chain"), samples)
+
+
+def test_a_file_that_cannot_be_written_is_no_failed_conversion(flat_model, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        convert(flat_model("chain"), 2, small_models.samples("chain"), tmp_path / "nowhere" / "head.tflite")

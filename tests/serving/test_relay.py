@@ -310,7 +310,7 @@ def test_stopping_ends_relayed_calls_at_once(running, device):
 
 
 def test_devices_that_were_heard_of_are_marked_in_the_registry(start, registration, monkeypatch):
-    monkeypatch.setattr("cloud_server.fleet_calls._MARK_SEEN_EVERY_S", 0.05)
+    monkeypatch.setattr("cloud_server.fleet_calls.MARK_SEEN_EVERY_S", 0.05)
     running = start()
     peer = running.peer()
     peer.call(registration())
