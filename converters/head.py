@@ -53,8 +53,6 @@ def write_head(
     names = input_keys(len(takes))
     try:
         path.write_bytes(_converted(half, names, keys, calibration, precision))
-    except OSError:
-        raise
     except Exception as error:  # the converter raises RuntimeError, ValueError and exceptions of its own
         if is_of_the_disk(error):
             raise
