@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
+import sys
 import time
+from collections import Counter
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import zmq
+from prometheus_client.parser import text_string_to_metric_families
 from raw_zmtp import RawPeer, message
 
 from cloud_server.router import Router
 from edge_sdk.protocol import ListDevices
 from edge_sdk.wire import Message, MessageType, encode
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
+SPLITFLEET = (sys.executable, "-c", "from cloud_server.cli import main; main()")
 
 
 def until(holds):
@@ -163,3 +171,95 @@ def test_what_a_dead_client_left_in_the_socket_is_not_begun(running, make_bundle
         time.sleep(0.2)
     until(lambda: running.server.dropped["requests of peers that are gone"])
     assert engine.samples == []
+
+
+class Held:
+    """What a server's process holds: descriptors, threads, memory of its own; and what it has under way."""
+
+    def __init__(self, server):
+        self.process = server.server
+        self._http = server.ready["http"]
+
+    def figures(self):
+        with urlopen(f"http://{self._http}/metrics", timeout=PATIENCE_S) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        found = Counter()
+        for family in families:
+            for sample in family.samples:
+                found[sample.name] += sample.value
+        return found
+
+    def is_ready(self):
+        try:
+            with urlopen(f"http://{self._http}/readyz", timeout=PATIENCE_S) as answer:
+                return answer.status == 200
+        except HTTPError:
+            return False
+
+    def under_way(self):
+        figures = self.figures()
+        return figures["splitfleet_requests_begun_total"] - figures["splitfleet_requests_total"]
+
+    def counts(self):
+        return self.process.num_fds(), self.process.num_threads()
+
+    def memory_bytes(self):
+        return self.process.memory_full_info().uss
+
+
+def kill_peers(server, count, *keys):
+    script = Path(__file__).parent / "library" / "killed_peers.py"
+    command = [sys.executable, str(script), server.ready["endpoint"], str(count), *keys]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def check_nothing_is_left(server, warm_up, count, *keys):
+    held = Held(server)
+    # Its workers take descriptors as they come.
+    until(held.is_ready)
+    kill_peers(server, warm_up, *keys)
+    until(lambda: held.under_way() == 0)
+    # Devices that are gone are so for good after some seconds; what they leave is what the first one left.
+    counts = []
+    until(lambda: counts.append(held.counts()) or counts[-3:] == [counts[-1]] * 3)
+    before, memory_before = counts[-1], held.memory_bytes()
+    kill_peers(server, count, *keys)
+    until(lambda: held.under_way() == 0)
+    until(lambda: all(now <= then for now, then in zip(held.counts(), before, strict=True)))
+    if count >= 500:
+        assert held.memory_bytes() < 1.05 * memory_before
+    figures = held.figures()
+    assert figures["splitfleet_requests_begun_total"] > count
+    code, _, err = server.end()
+    assert code == 0
+    assert "Traceback" not in err
+    assert "started again" not in err
+
+
+QUIET = ("--bind", "tcp://127.0.0.1:*", "--http", "127.0.0.1:0", "--log-level", "warning")
+
+
+def test_killed_peers_leave_nothing_behind(served):
+    check_nothing_is_left(served(*QUIET), 14, 21)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+def test_500_killed_peers_leave_nothing_behind(served):
+    check_nothing_is_left(served(*QUIET), 105, 500)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1200)
+def test_500_killed_peers_with_keys_leave_nothing_behind(served, tmp_path):
+    home = tmp_path / "home"
+    for arguments in (
+        ("server", "new", "--home", str(home)),
+        ("device", "new", "cam-1"),
+        ("device", "allow", "cam-1.pub", "--home", str(home)),
+    ):
+        subprocess.run([*SPLITFLEET, "keys", *arguments], cwd=tmp_path, check=True, capture_output=True)
+    server = served(*QUIET, "--key", str(home / "keys" / "server.key"))
+    keys = (str(tmp_path / "cam-1.key"), str(home / "keys" / "server.pub"))
+    check_nothing_is_left(server, 105, 500, *keys)
