@@ -309,7 +309,7 @@ class TailHost:
 
     def _relieve(self, worker: Worker) -> None:
         """While a worker has more than it may have, let the tail go that was idle for longest; the newest stays."""
-        if worker.reported_bytes <= self._memory_bytes or worker.unloading or not worker.up:
+        if not worker.up or worker.unloading or worker.rss_bytes() <= self._memory_bytes:
             return
         tails = [served for served in self._served.values() if served.worker is worker and served.loaded is not None]
         newest = max(tails, key=lambda served: served.arrived_at, default=None)
@@ -317,7 +317,7 @@ class TailHost:
         if not idle:
             if len(tails) == 1:
                 worker.warn_once(
-                    f"has {format_size(worker.reported_bytes)} with one tail alone, more than the "
+                    f"has {format_size(worker.rss_bytes())} with one tail alone, more than the "
                     f"{format_size(self._memory_bytes)} that it may have (--worker-memory)"
                 )
             return
@@ -327,7 +327,7 @@ class TailHost:
             "the tail of bundle %s leaves %s, which has %s of %s; it comes back when it is asked for",
             victim.digest,
             worker,
-            format_size(worker.reported_bytes),
+            format_size(worker.rss_bytes()),
             format_size(self._memory_bytes),
         )
         tail = victim.loaded.id

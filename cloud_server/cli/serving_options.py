@@ -70,7 +70,7 @@ class ServingOptions:
         """Starts worker processes, until leaving; ``results`` is where they remember which engine won."""
         from cloud_server.workers.launch import Launcher
 
-        launcher = Launcher(loop, batches=sorted({1, self.max_batch}), engine=self.engine, results=results)
+        launcher = Launcher(loop, max_batch=self.max_batch, engine=self.engine, results=results)
         try:
             yield launcher
         finally:

@@ -55,7 +55,7 @@ class Crew:
         if preferred in up and preferred is not None:
             use(preferred)
         elif up:
-            use(min(up, key=lambda worker: worker.reported_bytes))
+            use(min(up, key=Worker.rss_bytes))
         else:
             self._waiting.append(use)
 

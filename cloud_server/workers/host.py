@@ -33,20 +33,20 @@ LoadEngine = Callable[[Bundle], TailEngine]
 
 
 class Host:
-    """Does what comes over ``control``; tails are warmed for ``batches`` samples."""
+    """Does what comes over ``control``; a batch has up to ``max_batch`` samples as a rule."""
 
     def __init__(
         self,
         control: socket.socket,
         *,
         load_engine: LoadEngine,
-        batches: Sequence[int],
+        max_batch: int,
         rss_bytes: Callable[[], int | None] = lambda: rss_of(os.getpid()),
     ) -> None:
         self._rss_bytes = rss_bytes
         self._control = control
         self._load_engine = load_engine
-        self._batches = batches
+        self._max_batch = max_batch
         self._tails: dict[int, HostedTail] = {}
 
     @property
@@ -82,7 +82,7 @@ class Host:
             bundle = Bundle.open(body["path"])
             tail = HostedTail(bundle, self._load_engine(bundle), line)
             try:
-                tail.warm(self._batches)
+                tail.warm(self._max_batch)
             except BaseException:
                 tail.engine.close()
                 raise
@@ -119,21 +119,24 @@ class HostedTail:
         # A daemon: a tail that never returns must not keep the process from ending.
         self.thread = Thread(target=self._work, name=f"tail {bundle.digest[:12]}", daemon=True)
 
-    def warm(self, batches: Sequence[int]) -> None:
-        """Make the first request as fast as any.
+    def warm(self, max_batch: int) -> None:
+        """Make the first request as fast as any, and the first batch nearly so.
+
+        Not with the largest batch: that would hold up the other tails here for as long as it takes, several times, and
+        what an engine prepares once for batches of any size it prepares for two samples, too.
 
         Raises :class:`BundleError` when the tail is not what it should be.
         """
         digest = self._signature.digest
         try:
-            for samples in batches:
+            for samples in sorted({1, min(2, max_batch)}):
                 zeros = self._signature.zeros(samples)
                 self.engine.warm(zeros)
                 self._signature.outputs(samples, self.engine.run(zeros))
         except Exception as error:
             reason = error.message if isinstance(error, SplitfleetError) else str(error).partition("\n")[0][:500]
             raise BundleError(f"bundle {digest}: its tail cannot be run: {reason}") from error
-        self._room = self._make_room(max(batches) * self._signature.feature_bytes)
+        self._room = self._make_room(max_batch * self._signature.feature_bytes)
 
     def _work(self) -> None:
         line = self.line

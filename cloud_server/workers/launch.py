@@ -60,14 +60,14 @@ class Launcher:
         self,
         loop: Loop,
         *,
-        batches: Sequence[int],
+        max_batch: int,
         engine: EngineChoice,
         results: Path,
         pulse: PulseLimits | None = None,
     ) -> None:
-        """``batches``: the sizes for which tails are warmed; ``results``: where it is remembered which engine won."""
+        """``max_batch``: the largest batch as a rule; ``results``: where it is remembered which engine won."""
         self._loop = loop
-        self._options = ["--engine", engine, "--results", str(results), "--batches", *map(str, batches)]
+        self._options = ["--engine", engine, "--results", str(results), "--max-batch", str(max_batch)]
         self._limits = pulse or PulseLimits()
         self._scratch = Scratch()
         self._context = zmq.Context()

@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--pulse", required=True, help="ZeroMQ endpoint for heartbeats")
     parser.add_argument("--engine", required=True, help="which engine runs tails, or auto")
     parser.add_argument("--results", type=Path, required=True, help="file that remembers which engine won")
-    parser.add_argument("--batches", type=int, nargs="+", required=True, help="batch sizes to warm")
+    parser.add_argument("--max-batch", type=int, required=True, help="the largest batch as a rule")
     arguments = parser.parse_args()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -49,8 +49,8 @@ def main() -> None:
 
         # Beside the first load, since it takes seconds.
         Thread(target=import_tensorflow, name="preload", daemon=True).start()
-    chooser = EngineChooser(arguments.engine, arguments.batches, arguments.results)
-    Host(socket.socket(fileno=arguments.control), load_engine=chooser.load, batches=arguments.batches).serve()
+    chooser = EngineChooser(arguments.engine, sorted({1, arguments.max_batch}), arguments.results)
+    Host(socket.socket(fileno=arguments.control), load_engine=chooser.load, max_batch=arguments.max_batch).serve()
     del pulse
     # Neither a tail that never returns nor the teardown of its libraries may hold up the end.
     os._exit(0)

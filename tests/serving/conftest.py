@@ -190,14 +190,14 @@ class FakeRegistry:
 class ThreadWorker:
     """A worker that is a thread of this process, behind real sockets; it can be killed, too."""
 
-    def __init__(self, control: socket.socket, load_engine: Callable[[Bundle], TailEngine], batches: list[int]) -> None:
+    def __init__(self, control: socket.socket, load_engine: Callable[[Bundle], TailEngine], max_batch: int) -> None:
         # The server closes what it passes on.
         self._control = control.dup()
         # Each tail takes 100 bytes, as it says.
         self.host = Host(
             self._control,
             load_engine=load_engine,
-            batches=batches,
+            max_batch=max_batch,
             rss_bytes=lambda: 100 * len(self.host.tails),
         )
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC)
@@ -261,10 +261,10 @@ class RunningServer:
         self.repository = ArtifactRepository(folder / "repository")
         self.workers: list[ThreadWorker] = []
         self._load_engine = load_engine or self._load
-        self._batches = sorted({1, (limits or BatchLimits()).max_batch})
+        self._max_batch = (limits or BatchLimits()).max_batch
         self.loop = Loop()
         # Real processes, where a test says so.
-        self._launcher = None if launcher is None else launcher(self.loop, batches=self._batches)
+        self._launcher = None if launcher is None else launcher(self.loop, max_batch=self._max_batch)
         launch = self._launcher or self._launch
         self.tails = TailHost(
             self.repository, folder / "tails", loop=self.loop, launch=launch, limits=limits, crew=crew
@@ -285,7 +285,7 @@ class RunningServer:
         self._thread.start()
 
     def _launch(self, number: int, control: socket.socket, on_silence: Callable[[], None]) -> ThreadWorker:  # noqa: ARG002
-        self.workers.append(ThreadWorker(control, self._load_engine, self._batches))
+        self.workers.append(ThreadWorker(control, self._load_engine, self._max_batch))
         return self.workers[-1]
 
     def in_loop(self, call: Callable[[], Any]) -> Any:

@@ -41,7 +41,7 @@ def test_a_bundle_is_ready_once_it_is_warm(running, make_bundle, feature):
     assert tails.load(bundle.digest).engine == "fake"
     assert tails.engines() == {bundle.digest: "fake"}
     assert tails.ready == (bundle.digest,)
-    # Batches of one and of the largest size, each warmed and then checked.
+    # Batches of one sample and of two, each warmed and then checked.
     assert running.engines[0].runs == 4
     assert np.all(run(running, bundle.digest, feature(3))[0].data == 3.0)
 
