@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from cloud_server.engines.tensorflow_engine import TensorFlowEngine
+from cloud_server.engines.tensorflow_engine import TensorFlowEngine, import_tensorflow
 from edge_sdk.errors import BundleError
 from edge_sdk.protocol import LoadTail, UnloadTail
 from edge_sdk.repository_client import RepositoryClient
@@ -32,6 +32,35 @@ def test_a_batch_is_computed(bundle, batch):
     outputs = engine.run({"feature_0": features})
     assert outputs.keys() == {"output_0"}
     np.testing.assert_allclose(outputs["output_0"], expected(features), rtol=1e-6)
+    engine.close()
+
+
+def test_tensors_of_many_names_are_not_mixed_up(make_bundle, tmp_path):
+    tf = import_tensorflow()
+    names = [f"feature_{number}" for number in range(11)]
+
+    class Tail(tf.Module):
+        @tf.function
+        def __call__(self, features):
+            # As many outputs, in the opposite order of their names.
+            return {
+                f"output_{number}": (number + 1) * tf.cast(features[f"feature_{number}"], tf.float32)
+                for number in reversed(range(11))
+            }
+
+    tail = Tail()
+    specs = {name: tf.TensorSpec((None, 2, 3), tf.int8, name=name) for name in names}
+    flat = tf.function(lambda **features: tail(features)).get_concrete_function(**specs)
+    folder = tmp_path / "tail"
+    tf.saved_model.save(tail, str(folder), signatures={"serving_default": flat})
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    engine = TensorFlowEngine.load(make_bundle(tail=files, features=11))
+    draw = np.random.default_rng(3)
+    features = {name: draw.integers(-9, 9, (4, 2, 3)).astype(np.int8) for name in reversed(names)}
+    outputs = engine.run(features)
+    assert outputs.keys() == {f"output_{number}" for number in range(11)}
+    for number in range(11):
+        assert np.array_equal(outputs[f"output_{number}"], (number + 1.0) * features[f"feature_{number}"])
     engine.close()
 
 
