@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 
 import numpy as np
@@ -69,6 +70,48 @@ def test_a_worker_that_is_killed_fails_what_it_was_at_and_is_replaced(
     running.join()
     assert running.ended
     assert not second.is_running()
+
+
+@pytest.mark.exhaustive
+def test_fifty_loads_and_unloads_leave_no_memory_behind(start, make_bundle, tmp_path):
+    weights = 5_000_000
+    code = f"""
+import sys
+import tensorflow as tf
+
+class Tail(tf.Module):
+    def __init__(self):
+        self.weights = tf.Variable(tf.random.normal(({weights // 6}, 6)))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 2, 3), tf.int8, name="feature_0")])
+    def __call__(self, feature_0):
+        rows = tf.reshape(tf.cast(feature_0, tf.float32), (-1, 6))
+        return {{"output_0": rows + tf.reduce_sum(self.weights, axis=0)}}
+
+tf.saved_model.save(Tail(), sys.argv[1])
+"""
+    folder = tmp_path / "tail"
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, capture_output=True, timeout=PATIENCE_S)
+    bundle = make_bundle(
+        tail={str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    )
+    running = start(launcher=partial(Launcher, engine="tensorflow", results=tmp_path / "engines.json"))
+    running.repository.add_bundle(bundle)
+    (worker,) = running.tails._crew
+    loaded, unloaded = [], []
+    for _ in range(50):
+        running.tails.load(bundle.digest)
+        loaded.append(running.tails.workers()[0].rss_bytes)
+        running.tails.unload(bundle.digest)
+        # What is unloaded gives its memory back a moment later.
+        while running.in_loop(lambda: running.tails._leaving or worker.unloading):
+            time.sleep(0.01)
+        unloaded.append(running.tails.workers()[0].rss_bytes)
+    # The first few loads bring what stays: code, and pools of threads and memory. Weights that stayed, too, would come to
+    # more than all of it.
+    assert 50 * 4 * weights > loaded[4]
+    assert unloaded[-1] < 1.05 * unloaded[4]
+    assert loaded[-1] < 1.05 * loaded[4]
 
 
 @pytest.fixture

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+
 import pytest
 
 from cloud_server.batches import BatchLimits
@@ -334,3 +337,57 @@ def test_a_batch_that_nobody_waits_for_any_more_and_that_does_not_end_costs_its_
     assert value_of(peer.infer(digest, feature(2))) == 2
     assert len(running.workers) == 2
     assert running.server.hindrance() is None
+
+
+def test_twenty_swaps_under_load_lose_nothing_and_mix_nothing_up(start, make_bundle, make_engine, feature):
+    class Numbered(make_engine):
+        number = 0
+
+        def run(self, features):
+            return {name: rows + self.number for name, rows in super().run(features).items()}
+
+    def load(bundle):
+        engine = Numbered()
+        engine.number = int(bundle.manifest.model.name)
+        return engine
+
+    running = start(load_engine=load, crew=TWO)
+    versions = [make_bundle(str(1000 * number)) for number in range(21)]
+    for bundle in versions:
+        running.repository.add_bundle(bundle)
+    running.tails.load(versions[0].digest)
+    current = [0]
+    stop = threading.Event()
+    wrong, asked = [], Counter()
+
+    def ask(client):
+        peer = running.peer()
+        value = 0
+        while not stop.is_set():
+            number, value = current[0], (value + 1) % 100
+            answer = ask_once(peer, versions[number].digest, value)
+            if answer != (versions[number].digest, 1000 * number + value):
+                wrong.append(answer)
+            asked[client, number] += 1
+
+    def ask_once(peer, digest, value):
+        result = peer.infer(digest, feature(value))
+        return result.bundle, value_of(result)
+
+    threads = [threading.Thread(target=ask, args=(client,)) for client in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(1, 21):
+            running.tails.load(versions[number].digest)
+            current[0] = number
+            # The old one goes when everybody has changed over.
+            while not all(asked[client, number] for client in range(4)):
+                assert all(thread.is_alive() for thread in threads)
+            assert running.tails.unload(versions[number - 1].digest)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert running.tails.ready == (versions[20].digest,)
