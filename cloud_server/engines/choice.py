@@ -30,7 +30,7 @@ EngineChoice = Literal["auto", "tensorflow", "litert"]
 _LIBRARIES = ("tensorflow", "ai-edge-litert", "numpy")
 # A race takes a second or two, and TensorFlow's start some more.
 _RACE_PATIENCE_S = 300.0
-_IDLE_S = 30.0
+_IDLE_S = 120.0
 
 
 class EngineChooser:

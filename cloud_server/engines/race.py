@@ -30,7 +30,7 @@ _MOST_RUNS = 60
 # fall asleep: until then they keep a core busy.
 _RUNS_A_TURN = 3
 _PAUSE_S = 0.002
-# A run on one thread that takes longer than its CPU time by this factor was held up by whatever else this machine does.
+# A run that takes longer than its CPU time by this factor was held up by whatever else this machine does.
 _HELD_UP = 1.25
 # Less CPU time than this is not worth sharing between threads.
 _WORTH_SHARING_S = 0.001
@@ -105,7 +105,7 @@ def race(folder: Path, entrants: Sequence[Entrant], batches: Sequence[int]) -> l
     finally:
         for engine in running.values():
             engine.close()
-    reckoned = any(timing.held_up(entrant) for times in timings.values() for entrant, timing in times.items())
+    reckoned = any(timing.held_up for times in timings.values() for timing in times.values())
     for entrant in running:
         seconds = {batch: times[entrant].seconds(entrant, reckoned) for batch, times in timings.items()}
         finishes[entrant] = Finish(entrant=entrant, seconds=seconds, reckoned=reckoned)
@@ -159,9 +159,10 @@ class _Timing:
         self.took_s = min(self.took_s, perf_counter() - began)
         self.cpu_s = min(self.cpu_s, process_time() - cpu)
 
-    def held_up(self, entrant: Entrant) -> bool:
+    @property
+    def held_up(self) -> bool:
         """Whether this machine is busy otherwise, so that what a run takes says little."""
-        return entrant.threads == 1 and self.took_s > _HELD_UP * self.cpu_s
+        return self.took_s > _HELD_UP * self.cpu_s
 
     def seconds(self, entrant: Entrant, reckoned: bool) -> float:
         """What a run takes; ``reckoned`` from its CPU time, as if threads shared that evenly."""
