@@ -22,13 +22,13 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 Run = Callable[[Arrays], Arrays]
 
 
-def load_engine(name: str, folder: Path, threads: int) -> Run:
+def load_engine(name: str, folder: Path, threads: int, most: int) -> Run:
     """An engine of the server, by name, ``litert`` with its threads: ``litert:2``."""
     from cloud_server.engines.race import Entrant
     from edge_sdk.bundle import Bundle
 
     kind, _, wanted = name.partition(":")
-    engine = Entrant(engine=kind, threads=int(wanted or threads)).load(Bundle.open(folder))  # type: ignore[arg-type]
+    engine = Entrant(engine=kind, threads=int(wanted or threads)).load(Bundle.open(folder), most)  # type: ignore[arg-type]
     return engine.run
 
 
@@ -71,7 +71,7 @@ def main() -> None:
     if name.startswith("openvino"):
         run = load_openvino("own" in name, folder, threads)
     else:
-        run = load_engine(name, folder, threads)
+        run = load_engine(name, folder, threads, max(batches))
     for batch in batches:
         for _ in range(4):
             run(features[batch])

@@ -49,11 +49,11 @@ class EngineChooser:
         """
         entrants, reason = self._entrants(bundle)
         if len(entrants) == 1:
-            engine = entrants[0].load(bundle)
+            engine = entrants[0].load(bundle, max(self._batches))
         else:
             result = self._result(bundle, entrants)
             entrant = next(each for each in entrants if (each.engine, each.threads) == (result.engine, result.threads))
-            engine, reason = entrant.load(bundle), result.reason
+            engine, reason = entrant.load(bundle, max(self._batches)), result.reason
         engine.reason = reason
         return engine
 

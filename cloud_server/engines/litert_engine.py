@@ -25,21 +25,22 @@ class LitertEngine(TailEngine):
     """``tail.tflite`` of a bundle in one interpreter, resized for each batch that is not as large as the one before.
 
     Resizing takes some hundredths of a millisecond once the interpreter has had a batch of the largest size, while
-    another interpreter would hold all weights again. So that its memory does not grow for good with a single large
-    batch, it runs at most as many samples at a time as it was warmed for.
+    another interpreter would hold all weights again. So that its memory does not grow for good with a single request
+    of many samples, it runs at most ``most`` at a time.
     """
 
     name = "litert"
 
-    def __init__(self, interpreter: Interpreter, threads: int) -> None:
+    def __init__(self, interpreter: Interpreter, threads: int, most: int | None) -> None:
         self._interpreter = interpreter
         self.threads = threads
         self._batch = 0
-        self._most = 0
+        self._most = most
 
     @classmethod
-    def load(cls, bundle: Bundle, threads: int | None = None) -> Self:
-        """The tail in ``bundle`` on so many ``threads``, by default one for each core.
+    def load(cls, bundle: Bundle, threads: int | None = None, most: int | None = None) -> Self:
+        """The tail in ``bundle`` on so many ``threads``, by default one for each core; ``most`` is the largest batch as
+        a rule, by default any.
 
         Raises :class:`BundleError`, also where the bundle has no ``tail.tflite``.
         """
@@ -58,10 +59,9 @@ class LitertEngine(TailEngine):
             raise BundleError(
                 f"{bundle.tail_tflite_path}: it takes {_listed(takes)}, the manifest's features are {_listed(expected)}"
             )
-        return cls(interpreter, threads)
+        return cls(interpreter, threads, most)
 
     def warm(self, features: Arrays) -> None:
-        self._most = max(self._most, _samples(features))
         for _ in range(_WARM_RUNS):
             self.run(features)
 

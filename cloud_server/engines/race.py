@@ -45,15 +45,18 @@ class Entrant:
     engine: EngineName
     threads: int
 
-    def load(self, bundle: Bundle) -> TailEngine:
-        """Raises :class:`BundleError`."""
+    def load(self, bundle: Bundle, most: int) -> TailEngine:
+        """The engine for the tail in ``bundle``; a batch has up to ``most`` samples as a rule.
+
+        Raises :class:`BundleError`.
+        """
         if self.engine == "tensorflow":
             from cloud_server.engines.tensorflow_engine import TensorFlowEngine
 
             return TensorFlowEngine.load(bundle)
         from cloud_server.engines.litert_engine import LitertEngine
 
-        return LitertEngine.load(bundle, self.threads)
+        return LitertEngine.load(bundle, self.threads, most)
 
     def __str__(self) -> str:
         return f"{self.engine} on {self.threads} thread{'s' if self.threads > 1 else ''}"
@@ -87,7 +90,7 @@ def race(folder: Path, entrants: Sequence[Entrant], batches: Sequence[int]) -> l
     try:
         for entrant in entrants:
             try:
-                engine = entrant.load(bundle)
+                engine = entrant.load(bundle, max(batches))
                 outputs = _outputs(engine, features)
             except Exception as error:
                 if entrant == entrants[0]:

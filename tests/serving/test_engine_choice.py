@@ -98,7 +98,7 @@ class TestChooser:
     def test_loads_the_winner_and_says_why(self, chooser, bundle):
         auto = chooser(LITERT_WINS)
         engine = auto.load(bundle)
-        assert (engine.name, engine.threads) == ("litert", 1)
+        assert (engine.name, engine.threads, engine._most) == ("litert", 1, 32)
         assert engine.reason == (
             "4.0 times as fast as tensorflow on 2 threads; batches of 1 and 32: tensorflow on 2 threads: 4 ms, 40 ms; "
             "litert on 1 thread: 1 ms, 10 ms; litert on 2 threads: 1 ms, 10 ms"

@@ -37,9 +37,9 @@ def test_batches_of_any_size_after_one_another(bundle, threads):
     engine.close()
 
 
-def test_it_takes_as_many_at_a_time_as_it_was_warmed_for(bundle, monkeypatch):
-    engine = LitertEngine.load(bundle)
-    for batch in (1, 8):
+def test_it_takes_no_more_at_a_time_than_a_batch_has(bundle, monkeypatch):
+    engine = LitertEngine.load(bundle, most=8)
+    for batch in (1, 2):
         engine.warm({"feature_0": drawn(batch)})
     sizes = []
     resize = engine._interpreter.resize
@@ -47,8 +47,8 @@ def test_it_takes_as_many_at_a_time_as_it_was_warmed_for(bundle, monkeypatch):
     for batch in (21, 8, 3):
         outputs = engine.run({"feature_0": drawn(batch)})
         np.testing.assert_allclose(outputs["output_0"], expected(drawn(batch)), rtol=1e-6)
-    # Of 8 as it was warmed, twice, then what is left; the same size again needs no resizing.
-    assert sizes == [5, 8, 3]
+    # Twice 8, then what is left; the same size again needs no resizing.
+    assert sizes == [8, 5, 8, 3]
 
 
 def test_outputs_do_not_change_with_the_next_run(bundle):
