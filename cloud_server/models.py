@@ -6,8 +6,6 @@ Nothing here loads TensorFlow. A model of a task brings the data of its task; a 
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +18,7 @@ from converters import Recipe
 from converters.calibration import check_calibration
 from converters.graph import TensorInfo
 from converters.model_file import folder_error
+from converters.user_code import code_sha256
 from edge_sdk.bundle import file_sha256
 from edge_sdk.errors import ConfigError, InvalidInputError, ModelError
 from zoo_keras.samples import Samples
@@ -41,20 +40,17 @@ class LoadOptions:
 
     @property
     def code_sha256(self) -> str:
-        """Covers the files that the custom objects are defined in.
+        """Covers the code of the custom objects (:mod:`converters.user_code`); empty where there are none.
 
         Raises :class:`ConfigError` for a module that cannot be found.
         """
         digests = []
         for module in sorted({each.partition(":")[0] for each in self.custom_objects}):
             try:
-                found = importlib.util.find_spec(module)
+                digests.append(code_sha256([module]))
             except (ImportError, ValueError) as error:
                 raise _no_module(module, str(error)) from None
-            if found is None:
-                raise _no_module(module, f"no module named {module!r}")
-            digests.append(file_sha256(Path(found.origin)) if found.origin and Path(found.origin).is_file() else module)
-        return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+        return " ".join(digests)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +126,11 @@ def file_source(path: Path, options: LoadOptions, *, name: str | None = None, ta
         )
         raise ConfigError(f"{path}: cannot be read ({error.strerror}){hint}") from None
     described = json.dumps([options.custom_objects, options.input_shapes, options.unsafe])
-    code = options.code_sha256 if options.custom_objects else ""
     return ModelSource(
         task=task,
         name=name or path.stem,
         load=functools.partial(load_file, path.absolute(), options),
-        fingerprint=f"{sha256} {described} {code}",
+        fingerprint=f"{sha256} {described} {options.code_sha256}",
     )
 
 

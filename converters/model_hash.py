@@ -11,17 +11,19 @@ import numpy as np
 
 from converters.flatten import FlatModel
 from converters.keras_backend import load_keras
+from converters.user_code import code_sha256, modules_of
 from edge_sdk.errors import UnsupportedModelError
 
 
 def model_sha256(flat: FlatModel) -> str:
     """64 hex digits; equal for two models only if they are interchangeable, names included.
 
-    Of a user's own layers it sees class, configuration and weights, not the code. Raises
-    :class:`UnsupportedModelError` for a layer that cannot tell its configuration.
+    Of a user's own layers and functions it sees the code, too. Raises :class:`UnsupportedModelError` for a layer that
+    cannot tell its configuration.
     """
     digest = hashlib.sha256(json.dumps(dataclasses.asdict(flat.graph), sort_keys=True).encode())
     hashed: set[int] = set()
+    modules: set[str] = set()
     for operation, step in zip(flat.graph.operations, flat.steps, strict=True):
         digest.update(_recorded(step.arguments).encode())
         if operation.layer in hashed:
@@ -32,6 +34,8 @@ def model_sha256(flat: FlatModel) -> str:
             value = np.asarray(variable)
             digest.update(f"{value.dtype.str} {value.shape}".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
+        modules |= modules_of(step.layer)
+    digest.update(code_sha256(modules).encode())
     return digest.hexdigest()
 
 
