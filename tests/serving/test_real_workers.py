@@ -107,7 +107,7 @@ tf.saved_model.save(Tail(), sys.argv[1])
         while running.in_loop(lambda: running.tails._leaving or worker.unloading):
             time.sleep(0.01)
         unloaded.append(running.tails.workers()[0].rss_bytes)
-    # The first few loads bring what stays: code, and pools of threads and memory. Weights that stayed, too, would be more
+    # The first few loads bring what stays: code, and pools of threads and memory. Weights that stayed would be more
     # than all of it.
     assert 50 * 4 * weights > loaded[4]
     assert unloaded[-1] < 1.05 * unloaded[4]
