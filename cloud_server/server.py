@@ -147,7 +147,7 @@ class Server:
         return self._metrics.exposition()
 
     def run(self) -> bool:
-        """Serve until :meth:`stop`. Returns whether all threads ended; one that loads a tail may still be at it."""
+        """Serve until :meth:`stop`. Returns whether all threads ended; one may still read or write files."""
         active = self._registry.active_bundles()
         self._tails.start()
         self._tail_calls.load_at_start(active)

@@ -18,6 +18,8 @@ from edge_sdk.errors import SplitfleetError, TailFailedError
 
 _LOG = logging.getLogger(__name__)
 _ENDS_WITHIN_S = 0.5
+# With the race of its engines, and TensorFlow's start before, on a machine that is busy.
+_LOADS_WITHIN_S = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,15 @@ class Worker:
         tail = next(self._ids)
         ours, theirs = stream_pair()
         self._lines[tail] = Line(self._loop, ours, signature, on_lost=lambda: self._line_lost(tail))
-        self._loading[tail] = done
+        timer = self._loop.call_later(
+            _LOADS_WITHIN_S, lambda: self.kill(f"was loading a tail for {_LOADS_WITHIN_S:g} s and more")
+        )
+
+        def loaded(outcome: Loaded | SplitfleetError) -> None:
+            timer.cancel()
+            done(outcome)
+
+        self._loading[tail] = loaded
         with theirs:
             self._control.send(pack(Kind.LOAD, {"tail": tail, "path": str(path)}), descriptor=theirs.fileno())
 

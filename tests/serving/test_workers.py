@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import Counter
 
 import pytest
 
 from cloud_server.batches import BatchLimits
+from cloud_server.loop import Loop
 from cloud_server.served_tail import MOST_DEATHS
 from cloud_server.workers.crew import CrewLimits
-from cloud_server.workers.worker import Backoff
+from cloud_server.workers.worker import Backoff, Worker
 from edge_sdk.errors import (
     DeadlineExceededError,
     FeatureMismatchError,
@@ -197,6 +199,47 @@ def test_a_worker_that_dies_of_loading_a_tail_is_told_to_whoever_asked(start, ma
     with pytest.raises(UnknownBundleError):
         peer.infer(huge.digest, feature())
     assert value_of(peer.infer(good.digest, feature(4))) == 4
+
+
+def test_a_load_that_does_not_end_costs_its_worker(start, make_bundle, make_engine, feature, monkeypatch):
+    monkeypatch.setattr("cloud_server.workers.worker._LOADS_WITHIN_S", 0.2)
+    gate = threading.Event()
+
+    def load(bundle):
+        if bundle.manifest.model.name == "endless":
+            assert gate.wait(PATIENCE_S)
+        return make_engine()
+
+    running = start(crew=ONE, load_engine=load)
+    good, endless = make_bundle("good"), make_bundle("endless")
+    for bundle in (good, endless):
+        running.repository.add_bundle(bundle)
+    running.tails.load(good.digest)
+    with pytest.raises(TailFailedError, match=r"worker 1 was loading a tail for 0\.2 s and more, so it was ended"):
+        running.tails.load(endless.digest)
+    assert value_of(running.peer().infer(good.digest, feature(4))) == 4
+    gate.set()
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again_later_and_later():
+    now = [100.0]
+    loop = Loop(clock=lambda: now[0])
+    tried = []
+
+    def launch(number, control, on_silence):  # noqa: ARG001
+        tried.append(now[0] - 100)
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    backoff = Backoff(first_s=1.0, most_s=4.0, stable_s=60.0)
+    worker = Worker(1, loop=loop, launch=launch, backoff=backoff, on_up=lambda _: None, on_down=lambda *_: None)
+    worker.start()
+    while now[0] < 112:
+        now[0] += 0.5
+        loop.wait(now[0])
+    assert tried == [0.0, 1.0, 3.0, 7.0, 11.0]
+    assert worker.ailment == "cannot be started (Resource temporarily unavailable)"
+    assert not worker.up
+    loop.close()
 
 
 def test_a_tail_that_cannot_be_loaded_again_says_why(serve, feature):
