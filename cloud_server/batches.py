@@ -102,6 +102,8 @@ class Batcher:
         self._run: Run | None = None
         self._running: Sequence[_Member] = ()
         self._began_at = 0.0
+        # Since when nobody waits for what runs.
+        self._vain_since: float | None = None
         # Those of a batch that failed, to be run one by one before anything else.
         self._alone: deque[_Member] = deque()
         self._last: Callable[[], None] | None = None
@@ -129,10 +131,14 @@ class Batcher:
         return not self._running and not self._queue and not self._alone
 
     def runs_in_vain(self, for_s: float) -> bool:
-        """Whether the batch in the engine has been there for ``for_s`` and nobody waits for it any more."""
-        if not self._running or self._loop.clock() - self._began_at < for_s:
+        """Whether nobody has waited for the batch in the engine for ``for_s``, as far as this was asked meanwhile."""
+        if not self._running or any(member.refusal() is None for member in self._running):
+            self._vain_since = None
             return False
-        return all(member.refusal() is not None for member in self._running)
+        now = self._loop.clock()
+        if self._vain_since is None:
+            self._vain_since = now
+        return now - self._vain_since >= for_s
 
     def submit(self, caller: Hashable, features: Features, *, begin: Callable[[], None], done: Done) -> None:
         """Queue a request of ``caller``. ``begin`` is called right before it runs, and raises to prevent that; ``done``
@@ -292,6 +298,7 @@ class Batcher:
         assert self._run is not None
         self._running = members
         self._began_at = self._loop.clock()
+        self._vain_since = None
         samples = sum(member.samples for member in members)
         self._run([member.features for member in members], samples, self._ran)
 

@@ -14,9 +14,11 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from cloud_server.batches import BatchLimits, Done
+from cloud_server.eviction import victim_of
+from cloud_server.handover import Handover
 from cloud_server.lanes import Lane, log_failure
 from cloud_server.loop import Loop
 from cloud_server.repository import ArtifactRepository
@@ -26,8 +28,7 @@ from cloud_server.workers.crew import Crew, CrewLimits
 from cloud_server.workers.launch import Launch
 from cloud_server.workers.worker import Loaded, Worker
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import BundleError, GoingAwayError, OverloadedError, SplitfleetError, UnknownBundleError
-from edge_sdk.sizes import format_size
+from edge_sdk.errors import BundleError, OverloadedError, SplitfleetError, UnknownBundleError
 
 _LOG = logging.getLogger(__name__)
 _AGAIN_S = 1.0
@@ -75,9 +76,7 @@ class TailHost:
         # One thread: loading takes all cores anyway.
         self.lane = Lane("loading of tails", capacity=64)
         self._loading = Lock()
-        self._asking = Lock()
-        self._asked: set[Future[Any]] = set()
-        self._closed = False
+        self._handover = Handover(loop.mailbox)
 
     # From any thread.
 
@@ -143,36 +142,16 @@ class TailHost:
                     f"n={manifest.cut.n}), the device runs the whole model"
                 )
             bundle = self._repository.lay_out(digest, self._folder / digest)
-            made: Loaded = self._ask(partial(self._place, bundle))
+            made: Loaded = self._handover.ask(partial(self._place, bundle))
             return made
 
     def unload(self, digest: str) -> bool:
         """Stop serving a tail; what is in its queue is still run. ``False``: it was not loaded."""
         with self._loading:
-            was_loaded: bool = self._ask(partial(self._take_out, digest))
+            was_loaded: bool = self._handover.ask(partial(self._take_out, digest))
             if was_loaded:
                 shutil.rmtree(self._folder / digest, ignore_errors=True)
             return was_loaded
-
-    def _ask(self, begin: Callable[[Future[T]], None]) -> T:
-        """Have ``begin`` called in the I/O thread, and wait for what becomes of its future."""
-        future: Future[T] = Future()
-        with self._asking:
-            if self._closed:
-                raise _stopped()
-            self._asked.add(future)
-
-        def guarded() -> None:
-            try:
-                begin(future)
-            except Exception as error:
-                future.set_exception(error)
-
-        self._loop.mailbox.post(guarded)
-        try:
-            return future.result()
-        finally:
-            self._asked.discard(future)
 
     # All below belongs to the I/O thread.
 
@@ -217,11 +196,7 @@ class TailHost:
 
     def close(self, timeout_s: float) -> None:
         """End the workers, whatever they are at; those that have not ended within ``timeout_s`` are killed."""
-        with self._asking:
-            self._closed = True
-            for future in tuple(self._asked):
-                if not future.done():
-                    future.set_exception(_stopped())
+        self._handover.close()
         self.lane.close()
         self._crew.close(timeout_s)
 
@@ -308,31 +283,12 @@ class TailHost:
             served.worker.unload(served.loaded.id, lambda: None)
 
     def _relieve(self, worker: Worker) -> None:
-        """While a worker has more than it may have, let the tail go that was idle for longest; the newest stays."""
-        if not worker.up or worker.unloading or worker.rss_bytes() <= self._memory_bytes:
-            return
-        tails = [served for served in self._served.values() if served.worker is worker and served.loaded is not None]
-        newest = max(tails, key=lambda served: served.arrived_at, default=None)
-        idle = [served for served in tails if served is not newest and served.batcher.idle]
-        if not idle:
-            if len(tails) == 1:
-                worker.warn_once(
-                    f"has {format_size(worker.rss_bytes())} with one tail alone, more than the "
-                    f"{format_size(self._memory_bytes)} that it may have (--worker-memory)"
-                )
-            return
-        victim = min(idle, key=lambda served: served.used_at)
-        assert victim.loaded is not None
-        _LOG.info(
-            "the tail of bundle %s leaves %s, which has %s of %s; it comes back when it is asked for",
-            victim.digest,
-            worker,
-            format_size(worker.rss_bytes()),
-            format_size(self._memory_bytes),
-        )
-        tail = victim.loaded.id
-        victim.leave()
-        worker.unload(tail, partial(self._relieve, worker))
+        victim = victim_of(worker, self._served.values(), self._memory_bytes)
+        if victim is not None and victim.loaded is not None:
+            tail = victim.loaded.id
+            victim.leave()
+            # How much it has is known when that one is gone.
+            worker.unload(tail, partial(self._relieve, worker))
 
     def _went_up(self, worker: Worker) -> None:
         lost = [
@@ -355,7 +311,3 @@ class TailHost:
 
 def _unknown(digest: str) -> UnknownBundleError:
     return UnknownBundleError(f"no tail of bundle {digest} is loaded here", bundle=digest)
-
-
-def _stopped() -> GoingAwayError:
-    return GoingAwayError("the server is stopping; ask again when it is back")
