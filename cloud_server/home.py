@@ -57,8 +57,12 @@ class Home:
             yield
 
     @property
+    def registry_file(self) -> Path:
+        return self.path / "registry.db"
+
+    @property
     def registry_url(self) -> str:
-        return f"sqlite:///{self.path / 'registry.db'}"
+        return f"sqlite:///{self.registry_file}"
 
     @property
     def repository(self) -> Path:

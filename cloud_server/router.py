@@ -5,7 +5,6 @@ Framing is ``edge_sdk.wire``'s; what messages mean is the server's.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from enum import Enum
 from ipaddress import ip_address
@@ -15,6 +14,7 @@ import zmq
 
 from cloud_server.connections import Connections
 from cloud_server.curve import ServerCurve
+from edge_sdk.endpoints import check_bind_endpoint, host_and_port
 from edge_sdk.errors import ConfigError
 from edge_sdk.wire import MAX_TENSOR_BYTES, Frame, Message, encode
 
@@ -34,7 +34,6 @@ _SRCFD = int(zmq.SRCFD)
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _send: Callable[..., object] = zmq.backend.Socket.send
-_TCP = re.compile(r"tcp://([^/\s]+):(\*|\d+)")
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
@@ -68,17 +67,12 @@ class Router:
     """
 
     def __init__(self, endpoint: str, *, curve: ServerCurve | None = None) -> None:
-        tcp = _TCP.fullmatch(endpoint)
-        # ZeroMQ would take port 70000 for 4464.
-        if not (tcp and (tcp[2] == "*" or int(tcp[2]) < 2**16)) and not endpoint.startswith("ipc://"):
-            raise ConfigError(
-                f"{endpoint!r} is no endpoint to bind to: expected tcp://ADDRESS:PORT (PORT may be *) or ipc://PATH"
-            )
-        if tcp and curve is None and not _is_loopback(tcp[1]):
+        tcp = host_and_port(check_bind_endpoint(endpoint))
+        if tcp is not None and curve is None and not _is_loopback(tcp[0]):
             raise ConfigError(
                 f"{endpoint} is open to other machines, and without CURVE the server would ask nobody who they are: "
                 "make its key with 'splitfleet keys server new' and name it with --key, or bind to "
-                f"tcp://127.0.0.1:{tcp[2]}"
+                f"tcp://127.0.0.1:{tcp[1]}"
             )
         self.guard = None if curve is None else curve.guard
         self._context = zmq.Context()

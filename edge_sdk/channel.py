@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import zmq
 
 from edge_sdk.call_worker import CallWorker, OnCall
-from edge_sdk.dealer import Context, check_endpoint
+from edge_sdk.dealer import Context
+from edge_sdk.endpoints import check_endpoint
 from edge_sdk.errors import (
     GoingAwayError,
     PeerUnreachableError,

@@ -10,12 +10,13 @@ import io
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edge_sdk.endpoints import check_endpoint
 from edge_sdk.errors import SplitfleetError
 from edge_sdk.sizes import parse_size
 
@@ -64,6 +65,23 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class CheckedText(click.ParamType[str]):
+    """Text that ``check`` takes; what it raises for another is told as a wrong option."""
+
+    def __init__(self, name: str, check: Callable[[str], str]) -> None:
+        self.name = name
+        self._check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return self._check(str(value))
+        except SplitfleetError as error:
+            self.fail(error.message, param, ctx)
+
+
+ENDPOINT = CheckedText("endpoint", check_endpoint)
 
 
 class SizeType(click.ParamType[int]):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edge_sdk.command import FiniteRange, SizeType, keys_options
+from edge_sdk.command import ENDPOINT, CheckedText, FiniteRange, SizeType, keys_options
 from edge_sdk.errors import ConfigError, InvalidInputError
-from edge_sdk.protocol import MAX_TIMEOUT_S
+from edge_sdk.protocol import MAX_TIMEOUT_S, check_device_id
 
 if TYPE_CHECKING:
     from edge_sdk.client import InferReply
@@ -28,8 +28,15 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 @click.command()
-@click.option("--server", required=True, metavar="ENDPOINT", help="Where the server listens, tcp://HOST:PORT.")
-@click.option("--device-id", metavar="ID", help="Name in the fleet, else that of --key, else one that the store keeps.")
+@click.option(
+    "--server", required=True, type=ENDPOINT, metavar="ENDPOINT", help="Where the server listens, tcp://HOST:PORT."
+)
+@click.option(
+    "--device-id",
+    type=CheckedText("id", check_device_id),
+    metavar="ID",
+    help="Name in the fleet, else that of --key, else one that the store keeps.",
+)
 @click.option(
     "--store",
     type=click.Path(path_type=Path),
@@ -65,10 +72,9 @@ def run(
     import signal
 
     from edge_sdk.agent import Agent, AgentSettings
-    from edge_sdk.dealer import check_endpoint
     from edge_sdk.keys import CurveKeys
     from edge_sdk.resources import detect as detect_resources
-    from edge_sdk.store import DeviceStore, check_device_id, default_store
+    from edge_sdk.store import DeviceStore, default_store
 
     model_ram_bytes = int(detect_resources().ram_bytes * ram_share) if model_ram is None else model_ram
     if model_ram_bytes == 0:
@@ -88,7 +94,6 @@ def run(
             cpu_slowdown=cpu_slowdown,
             keys=keys,
         )
-        check_endpoint(server)
         agent = Agent(settings, device_store)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stop())
@@ -161,7 +166,12 @@ def measure(bundle: Path, runtime: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.option("--server", metavar="ENDPOINT", help="Where the server listens; needed where the bundle has a tail.")
+@click.option(
+    "--server",
+    type=ENDPOINT,
+    metavar="ENDPOINT",
+    help="Where the server listens; needed where the bundle has a tail.",
+)
 @click.option("--bundle", type=click.Path(path_type=Path), required=True, help="Folder of the bundle.")
 @click.option(
     "--timeout", "timeout_s", type=FiniteRange(0, MAX_TIMEOUT_S, min_open=True), default=10.0, show_default=True

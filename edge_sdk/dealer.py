@@ -1,12 +1,9 @@
-"""The ZeroMQ socket of a channel: which endpoints there are, and the options without which a DEALER misbehaves."""
+"""The ZeroMQ socket of a channel, with the options without which a DEALER misbehaves."""
 
 from __future__ import annotations
 
-import re
-
 import zmq
 
-from edge_sdk.errors import ConfigError
 from edge_sdk.keys import CurveKeys
 from edge_sdk.wire import MAX_TENSOR_BYTES
 
@@ -20,15 +17,6 @@ QUEUED_MESSAGES = 64
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
-
-_ENDPOINT = re.compile(r"tcp://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):(\d{1,5})|ipc://.+")
-
-
-def check_endpoint(endpoint: str) -> None:
-    """Raises :class:`ConfigError` for what one cannot connect to."""
-    match = _ENDPOINT.fullmatch(endpoint)
-    if match is None or not 0 < int(match[1] or 1) < 2**16:
-        raise ConfigError(f"{endpoint!r} is not an endpoint: expected one such as tcp://127.0.0.1:5555")
 
 
 def open_dealer(context: Context, handshake_s: float, keys: CurveKeys | None = None) -> Socket:

@@ -29,7 +29,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from edge_sdk.errors import InvalidInputError
+from edge_sdk.errors import ConfigError, InvalidInputError
 
 CHUNK_BYTES = 256 * 1024
 DEVICES_PER_PAGE = 16
@@ -41,6 +41,13 @@ MAX_TIMEOUT_S = 24 * 3600.0
 # No request has this id. An ERROR that bears it is a notice, about all requests of a connection: GOING_AWAY (nothing
 # new is taken) or UNSUPPORTED_VERSION (nothing is understood).
 NOTICE_ID = 0
+
+
+def check_device_id(device_id: str) -> str:
+    """``device_id`` if it is one. Raises :class:`ConfigError`."""
+    if not DEVICE_ID.fullmatch(device_id):
+        raise ConfigError(f"{device_id!r} is not a device id: expected {DEVICE_ID_RULE}")
+    return device_id
 
 
 class Body:

@@ -26,7 +26,7 @@ from typing import IO, Self
 
 from edge_sdk.bundle import Bundle, file_sha256
 from edge_sdk.errors import BundleError, ConfigError, IntegrityError, InvalidInputError, StorageError
-from edge_sdk.protocol import DEVICE_ID, DEVICE_ID_RULE
+from edge_sdk.protocol import check_device_id
 from edge_sdk.wire import is_digest
 
 BUNDLES_KEPT = 3
@@ -38,13 +38,6 @@ def default_store() -> Path:
     if named := os.environ.get("SPLITFLEET_EDGE_STORE"):
         return Path(named)
     return Path(os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()) / "splitfleet-edge"
-
-
-def check_device_id(device_id: str) -> str:
-    """``device_id`` if it is one. Raises :class:`ConfigError`."""
-    if not DEVICE_ID.fullmatch(device_id):
-        raise ConfigError(f"{device_id!r} is not a device id: expected {DEVICE_ID_RULE}")
-    return device_id
 
 
 class DeviceStore:

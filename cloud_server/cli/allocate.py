@@ -12,13 +12,18 @@ import click
 
 from cloud_server.cli.allocation_options import MakeSettings, allocation_options, registry_options
 from cloud_server.cli.output import json_option
-from edge_sdk.command import keys_options
+from edge_sdk.command import ENDPOINT, keys_options
 
 
 @click.command()
 @click.option("--task", required=True, help="The task to allocate models of, such as fashion-mnist.")
 @click.option(
-    "--server", "endpoint", default="tcp://127.0.0.1:5555", show_default=True, help="Endpoint of 'splitfleet serve'."
+    "--server",
+    "endpoint",
+    type=ENDPOINT,
+    default="tcp://127.0.0.1:5555",
+    show_default=True,
+    help="Endpoint of 'splitfleet serve'.",
 )
 @allocation_options
 @registry_options

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cloud_server.allocation.settings import (
     LATENCY_STATISTICS,
@@ -25,6 +26,7 @@ from cloud_server.allocation.settings import (
     AllocationSettings,
     Thresholds,
 )
+from edge_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
     from cloud_server.registry import Registry
@@ -115,6 +117,17 @@ def allocation_options(function: Function) -> Function:
     return _apply(_OPTIONS, with_settings)
 
 
+def given_allocation_options() -> list[str]:
+    """The options of an allocation that are on the command line of the command that runs."""
+    context = click.get_current_context()
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in (*_THRESHOLDS, *AllocationSettings.__dataclass_fields__)
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+
+
 def registry_options(function: Function) -> Function:
     """Add ``--home`` and ``--registry``; the command gets ``home`` (a path or ``None``) and ``registry`` (a URL or
     ``None``: the registry of the home).
@@ -134,11 +147,19 @@ def registry_options(function: Function) -> Function:
     )
 
 
-def open_registry(home: Path | None, registry: str | None) -> Registry:
-    """The registry that :func:`registry_options` name; it is created when it does not exist."""
+def open_registry(home: Path | None, registry: str | None, *, reading: bool = False) -> Registry:
+    """The registry that :func:`registry_options` name; it is created when it does not exist.
+
+    Not for a command that is only ``reading``, in a home that is named: that is a slip of the pen. Raises
+    :class:`ConfigError` then.
+    """
     from cloud_server.home import Home
     from cloud_server.registry import Registry
 
+    if reading and registry is None and home is not None and not Home(path=home.absolute()).registry_file.exists():
+        raise ConfigError(
+            f"--home {home} has no registry: nothing was ever recorded there; name the folder that the server has"
+        )
     return Registry(registry or Home.at(home).registry_url)
 
 

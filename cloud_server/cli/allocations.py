@@ -29,7 +29,7 @@ def list_runs(home: Path | None, registry: str | None, as_json: bool) -> None:
     from cloud_server.cli.allocation_table import runs_table
     from cloud_server.cli.output import print_json, stdout
 
-    with open_registry(home, registry) as opened:
+    with open_registry(home, registry, reading=True) as opened:
         opened.interrupt_dead_runs(now=datetime.now(UTC))
         runs = opened.runs()
         active = opened.active_allocations()
@@ -62,7 +62,7 @@ def show(run: int | None, home: Path | None, registry: str | None, as_json: bool
     from cloud_server.cli.output import print_json, stdout
     from edge_sdk.errors import ConfigError
 
-    with open_registry(home, registry) as opened:
+    with open_registry(home, registry, reading=True) as opened:
         opened.interrupt_dead_runs(now=datetime.now(UTC))
         if run is None:
             runs = opened.runs()

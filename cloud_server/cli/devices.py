@@ -38,7 +38,7 @@ def list_devices(home: Path | None, registry: str | None, as_json: bool) -> None
 
     from cloud_server.cli.output import print_json, stdout
 
-    with open_registry(home, registry) as opened:
+    with open_registry(home, registry, reading=True) as opened:
         known = opened.devices()
     now = datetime.now(UTC)
     if as_json:

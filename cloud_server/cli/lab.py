@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from edge_sdk.command import keys_options
+from edge_sdk.command import ENDPOINT, keys_options
 
 DEFAULT_SERVER = "tcp://127.0.0.1:5555"
 WATCH_S = 0.5
@@ -23,7 +23,9 @@ def lab() -> None:
 
 @lab.command()
 @click.argument("fleet", type=click.Path(path_type=Path))
-@click.option("--server", help=f"Endpoint of the server.  [default: what FLEET says, else {DEFAULT_SERVER}]")
+@click.option(
+    "--server", type=ENDPOINT, help=f"Endpoint of the server.  [default: what FLEET says, else {DEFAULT_SERVER}]"
+)
 @click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Stores and logs go below this folder.")
 @click.option(
     "--profiles-dir",

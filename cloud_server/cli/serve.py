@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloud_server.cli.allocation_options import MakeSettings, allocation_options, registry_options
+from cloud_server.cli.allocation_options import (
+    MakeSettings,
+    allocation_options,
+    given_allocation_options,
+    registry_options,
+)
 from cloud_server.cli.serving_options import Say, ServingOptions, serving_options
+from edge_sdk.command import CheckedText
+from edge_sdk.endpoints import check_bind_endpoint
 from edge_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +39,14 @@ DEFAULT_ENDPOINT = "tcp://127.0.0.1:5555"
 
 
 @click.command()
-@click.option("--bind", metavar="ENDPOINT", default=DEFAULT_ENDPOINT, show_default=True, help="Where to listen.")
+@click.option(
+    "--bind",
+    type=CheckedText("endpoint", check_bind_endpoint),
+    metavar="ENDPOINT",
+    default=DEFAULT_ENDPOINT,
+    show_default=True,
+    help="Where to listen.",
+)
 @registry_options
 @click.option(
     "--key",
@@ -67,6 +81,9 @@ def serve(
     from cloud_server.home import Home
     from cloud_server.supervisor import Supervisor
 
+    given = given_allocation_options()
+    if given and allocate_task is None:
+        raise click.UsageError(f"without --allocate-task there is no allocation that takes {', '.join(given)}")
     at = Home.at(home)
     wanted = _Wanted(
         bind=bind,
@@ -111,8 +128,11 @@ def _serve(wanted: _Wanted, say: Say, post: Post) -> None:
     from cloud_server.supervisor import Standing
 
     before = post.standing
+    allocated = before is not None and before.allocated
     bind, http_at = (wanted.bind, wanted.serving.http) if before is None else (before.endpoint, before.http)
     with Registry(wanted.registry_url) as records, ExitStack() as beside:
+        if wanted.allocation is not None and not allocated:
+            _require_task(wanted.allocation.task, records, wanted.home)
         curve = None if wanted.key is None else _Curve.read(wanted.key, wanted.home)
         server = _make(bind, wanted.home, records, None if curve is None else curve.server, wanted.serving, beside)
         http = None if http_at is None else beside.enter_context(_monitor(http_at, server))
@@ -122,7 +142,6 @@ def _serve(wanted: _Wanted, say: Say, post: Post) -> None:
         if http is not None:
             say(f"figures are at http://{http}/metrics")
         say(f"splitfleet serves at {server.endpoint}{' with CURVE' if curve else ''}; stop it with Ctrl-C")
-        allocated = before is not None and before.allocated
         post.tell(Standing(endpoint=server.endpoint, http=http, allocated=allocated))
         if wanted.allocation is not None and not allocated:
             from cloud_server.allocator_process import AllocatorProcess
@@ -203,6 +222,15 @@ def _make(
         registry=registry,
         grace_s=serving.grace_s,
     )
+
+
+def _require_task(name: str, records: Registry, home: Home) -> None:
+    """Raises :class:`ConfigError` for a task that nobody has, before anybody waits for devices."""
+    import zoo_keras
+    from cloud_server.library import Library
+
+    if name not in zoo_keras.tasks():
+        Library(records, home).task(name)
 
 
 def _stop_on_signal(server: Server) -> None:

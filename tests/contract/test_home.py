@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,18 @@ def test_a_home_has_one_server_at_a_time(tmp_path: Path) -> None:
         home.claim("server").__enter__()
     with home.claim("server"):
         pass
+
+
+@pytest.mark.parametrize("command", [["devices", "list"], ["allocations", "list"], ["allocations", "show"]])
+def test_who_only_reads_makes_no_registry_where_there_is_none(tmp_path: Path, command: list[str]) -> None:
+    """A home that is mistyped would look like one where nothing has happened."""
+    mistyped = tmp_path / "hom"
+    done = subprocess.run(
+        [sys.executable, "-c", "from cloud_server.cli import main; main()", *command, "--home", str(mistyped)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: --home {mistyped} has no registry: ")
+    assert not mistyped.exists()

@@ -17,7 +17,8 @@ from edge_sdk.errors import (
     PeerUnreachableError,
     StorageError,
 )
-from edge_sdk.store import BLOBS_KEPT, BUNDLES_KEPT, DeviceStore, check_device_id, default_store
+from edge_sdk.protocol import check_device_id
+from edge_sdk.store import BLOBS_KEPT, BUNDLES_KEPT, DeviceStore, default_store
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_a_command_runs_until_its_block_ends(tmp_path: Path, is_running: IsRunni
 def test_a_command_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> None:
     arguments, files = server(tmp_path, bind="nonsense")
     with (
-        pytest.raises(LabError, match=r"splitfleet serve ended with exit code 1; the end of (?s:.*)nonsense"),
+        pytest.raises(LabError, match=r"splitfleet serve ended with exit code 2; the end of (?s:.*)nonsense"),
         demo.running(arguments, **files),
     ):
         pass

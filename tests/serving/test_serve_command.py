@@ -245,7 +245,7 @@ def test_a_port_in_use_is_told_in_one_line(served, tmp_path):
 @pytest.mark.parametrize(
     "endpoint", ["udp://127.0.0.1:5555", "127.0.0.1:5555", "tcp://127.0.0.1:99999", "tcp://nowhere"]
 )
-def test_an_endpoint_that_is_none_is_told_in_one_line(tmp_path, endpoint):
+def test_an_endpoint_that_is_none_is_a_wrong_option(tmp_path, endpoint):
     done = subprocess.run(
         [*COMMAND, "serve", "--home", str(tmp_path / "home"), "--bind", endpoint],
         capture_output=True,
@@ -253,10 +253,9 @@ def test_an_endpoint_that_is_none_is_told_in_one_line(tmp_path, endpoint):
         timeout=PATIENCE_S,
         check=False,
     )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert endpoint in line
+    assert done.returncode == 2
+    assert f"Invalid value for '--bind': '{endpoint}' is no endpoint to bind to" in done.stderr
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "*", "192.0.2.1", "127.example.org"])
@@ -312,9 +311,21 @@ def test_an_allocation_beside_it_waits_for_devices_and_ends_with_the_server(serv
     assert not allocator.is_running()
 
 
-def test_an_allocation_that_cannot_be_made_is_told_and_the_server_goes_on(served, registration):
-    server = served("--bind", "tcp://127.0.0.1:*", "--allocate-task", "no-such-task")
-    assert server.process.stderr.readline().startswith("the allocation of no-such-task ended: ")
-    with Channel(server.ready["endpoint"]) as channel:
-        channel.call(registration(), timeout_s=PATIENCE_S)
-    assert server.end()[0] == 0
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (("--allocate-task", "no-such-task"), 1, "error: there is no task 'no-such-task'; the tasks are: "),
+        (("--min-accuracy", "0.9", "--seed", "3"), 2, "no allocation that takes --min-accuracy, --seed"),
+    ],
+)
+def test_an_allocation_that_cannot_be_made_is_told_before_anybody_is_served(tmp_path, options, code, says):
+    done = subprocess.run(
+        [*COMMAND, "serve", "--home", str(tmp_path / "home"), "--bind", "tcp://127.0.0.1:*", *options],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == code
+    assert done.stderr.count(says) == 1
+    assert "serves at" not in done.stderr
