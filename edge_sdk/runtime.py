@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_sdk.errors import BundleError, RuntimeUnavailableError
+from edge_sdk.quiet import without_lines
 
 Array = npt.NDArray[Any]
 
@@ -30,6 +32,10 @@ RUNTIMES: dict[str, tuple[str, str]] = {
 
 RUNTIME_VARIABLE = "SPLITFLEET_RUNTIME"
 SIGNATURE = "serving_default"
+
+# What a runtime says of itself with the first file that it loads, and which of them have.
+_ANNOUNCEMENT = b"INFO: Created TensorFlow Lite"
+_announced: set[str] = set()
 
 
 def usable_runtimes() -> dict[str, str]:
@@ -130,6 +136,13 @@ class Interpreter:
         self.runtime = choose_runtime(runtime)
         module = load_interpreter_module(self.runtime)
         self.runtime_version = runtime_version(self.runtime)
+        self._path = path
+        with nullcontext() if self.runtime in _announced else without_lines(_ANNOUNCEMENT):
+            self._load(module, num_threads, delegate)
+        _announced.add(self.runtime)
+
+    def _load(self, module: Any, num_threads: int, delegate: Path | str | None) -> None:
+        path = self._path
         try:
             delegates = None if delegate is None else [module.load_delegate(str(delegate))]
             self._interpreter = module.Interpreter(
@@ -148,7 +161,6 @@ class Interpreter:
         del runner
         self.inputs = {key: _tensor_info(details) for key, details in inputs.items()}
         self.outputs = {key: _tensor_info(details) for key, details in outputs.items()}
-        self._path = path
         self._allocate()
 
     def resize(self, batch: int) -> None:

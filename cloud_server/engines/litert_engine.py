@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cloud_server.engines.base import Arrays, TailEngine, engine_threads
-from cloud_server.engines.quiet import stderr_discarded
 from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError, RuntimeUnavailableError
 from edge_sdk.manifest import TAIL_TFLITE_FILE
@@ -48,9 +47,7 @@ class LitertEngine(TailEngine):
             raise BundleError(f"bundle {bundle.digest} has no {TAIL_TFLITE_FILE}{why_not(bundle)}")
         threads = threads or engine_threads()
         try:
-            # It announces itself.
-            with stderr_discarded():
-                interpreter = Interpreter(bundle.tail_tflite_path, runtime=RUNTIME, num_threads=threads)
+            interpreter = Interpreter(bundle.tail_tflite_path, runtime=RUNTIME, num_threads=threads)
         except RuntimeUnavailableError as error:
             raise BundleError(error.message) from error
         takes = {key: (info.shape[1:], info.dtype) for key, info in interpreter.inputs.items()}

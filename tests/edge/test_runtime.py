@@ -106,3 +106,28 @@ def test_a_head_without_the_signature(prebuilt_bundles, monkeypatch):
     monkeypatch.setattr(module, "SIGNATURE", "another")
     with pytest.raises(BundleError, match="no signature 'another'"):
         Interpreter(prebuilt_bundles / "split" / "head.tflite")
+
+
+def test_nothing_is_announced_and_nothing_else_is_lost(prebuilt_bundles):
+    """The runtime writes a line about itself to stderr, past Python, with the first file that it loads."""
+    code = (
+        "import os, sys; from pathlib import Path; from edge_sdk import runtime\n"
+        "allocate = runtime.Interpreter._allocate\n"
+        "def talkative(self):\n    allocate(self)\n    os.write(2, b'ERROR: of another\\n')\n"
+        "runtime.Interpreter._allocate = talkative\n"
+        "for _ in range(2):\n    runtime.Interpreter(Path(sys.argv[1]))\n"
+        "print('after', file=sys.stderr)"
+    )
+    path = prebuilt_bundles / "split" / "head.tflite"
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    assert ended.stderr.splitlines() == ["ERROR: of another", "ERROR: of another", "after"]
+
+
+def test_a_process_without_stderr_loads_all_the_same(prebuilt_bundles):
+    code = (
+        "import os, sys; from pathlib import Path; from edge_sdk.runtime import Interpreter\n"
+        "os.close(2); Interpreter(Path(sys.argv[1])); print('loaded')"
+    )
+    path = prebuilt_bundles / "split" / "head.tflite"
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    assert ended.stdout == "loaded\n"
