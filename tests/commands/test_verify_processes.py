@@ -159,7 +159,11 @@ def test_data_that_the_input_cannot_hold_are_told(error: Told, bundle: Path, tmp
 
 @pytest.mark.parametrize("phase", ["running the head", "running the tail"])
 def test_ctrl_c_ends_all_and_leaves_nothing_behind(bundle: Path, home: Path, tmp_path: Path, phase: str) -> None:
-    program = "from cloud_server.cli import main; main()"
+    # As in a terminal: a shell has what it runs in the background ignore the signal.
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from cloud_server.cli import main; main()"
+    )
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,12 @@ from edge_sdk.manifest import ModelRef
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 12), reason="tflite-runtime has wheels up to Python 3.11 only")
 PRECISIONS = ("int8", "int8-weights", "float16", "float32")
+
+
+@pytest.fixture(autouse=True)
+def _splitfleet_is_found_there(monkeypatch):
+    """The environment of the other runtime has all that the SDK needs, but not the SDK."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
 def runs(model, samples, precision, folder):
