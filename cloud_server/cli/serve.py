@@ -139,10 +139,11 @@ def _serve(wanted: _Wanted, say: Say, post: Post) -> None:
         _stop_on_signal(server)
         if wanted.ready_file is not None:
             _write_ready(wanted.ready_file, server.endpoint, http, post.pid)
+        # Before anybody hears that it serves: whoever does may rely on its coming back.
+        post.tell(Standing(endpoint=server.endpoint, http=http, allocated=allocated))
         if http is not None:
             say(f"figures are at http://{http}/metrics")
         say(f"splitfleet serves at {server.endpoint}{' with CURVE' if curve else ''}; stop it with Ctrl-C")
-        post.tell(Standing(endpoint=server.endpoint, http=http, allocated=allocated))
         if wanted.allocation is not None and not allocated:
             from cloud_server.allocator_process import AllocatorProcess
 
