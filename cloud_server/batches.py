@@ -26,6 +26,9 @@ _LEAST_RETRY_S = 0.05
 # Of a tail that has no engine yet: loading takes seconds.
 _LOADING_RETRY_S = 1.0
 _SMOOTHING = 0.1
+# Under overload every request meets a full queue: if each asked all that wait there, a refusal would cost more than a
+# result does.
+_SWEEP_EVERY_S = 0.01
 
 Run = Callable[[Sequence[Features], int, Ran], None]
 
@@ -113,6 +116,8 @@ class Batcher:
         self._delay: Timer | None = None
         self._due = False
         self._mean_s = 0.0
+        # When all that wait may be asked again whether anybody waits for them.
+        self._sweep_at = 0.0
         self.completed = 0
 
     @property
@@ -194,7 +199,9 @@ class Batcher:
         self._look_soon()
 
     def _make_room(self, caller: Hashable, size_bytes: int) -> None:
-        """Take out those that nobody waits for, else the newest of greedier callers."""
+        """Take out those that nobody waits for, if nobody has looked for them just now, else the newest of greedier
+        callers.
+        """
         refusals: dict[_Member, Exception] = {}
 
         def is_vain(member: _Member) -> bool:
@@ -203,7 +210,10 @@ class Batcher:
                 refusals[member] = refusal
             return refusal is not None
 
-        self._queue.discard(is_vain)
+        now = self._loop.clock()
+        if now >= self._sweep_at:
+            self._sweep_at = now + _SWEEP_EVERY_S
+            self._queue.discard(is_vain)
         for displaced in self._queue.make_room(caller, size_bytes):
             refusals[displaced] = self._overloaded()
         for member, error in refusals.items():

@@ -203,6 +203,32 @@ def test_those_that_nobody_waits_for_make_room_first(bench):
     assert it.batches == [[0], [2, 3]]
 
 
+def test_a_refusal_does_not_ask_all_that_wait_each_time(bench):
+    it = bench(queued=2, queued_per_device=2)
+    asked = []
+    over = []
+
+    def begin():
+        asked.append(1)
+        if over:
+            raise DeadlineExceededError("too late")
+
+    it.hold()
+    for number in (1, 2):
+        it.submit("cam", number, begin=begin)
+    for number in range(100):
+        with pytest.raises(OverloadedError):
+            it.submit("cam", 10 + number)
+    assert len(asked) == 2
+    over.append(True)
+    it.wait(0.02)
+    it.submit("cam", 3)
+    assert isinstance(it.outcomes[1], DeadlineExceededError)
+    assert isinstance(it.outcomes[2], DeadlineExceededError)
+    it.end_all()
+    assert it.batches == [[0], [3]]
+
+
 def test_a_lone_request_does_not_wait_for_others(bench):
     # Were it to, it would for longer than anybody waits here.
     it = bench(delay_s=10_000.0)
