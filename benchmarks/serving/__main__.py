@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -25,6 +26,8 @@ _CHOICES = (CEILING, *SYSTEMS)
 def main() -> None:
     """Print the tables; write the figures where asked."""
     options = _options()
+    # Else what is stopped while another is measured would be left behind for ever.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     settings = {name: getattr(options, name) for name in ("seconds", "rounds", "max_batch", "batch_delay_ms")}
     document: dict[str, Any] = {"machine": report.machine(), "settings": settings}
     with tempfile.TemporaryDirectory() as work:
