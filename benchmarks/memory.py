@@ -1,11 +1,12 @@
 """How well the memory of a head is predicted: prediction against measurement, for heads of many models.
 
-    python benchmarks/memory.py [MODEL ...] [--cache DIR] [--json PATH] [--plot PATH]
+    python benchmarks/memory.py [MODEL ...] [--precision P ...] [--cache DIR] [--json PATH] [--plot PATH]
 
 Each model of the zoo and of 16 kinds of ``keras.applications`` (random weights, small inputs) is cut at 25, 50 and 75 %
-of its legal cut points. The heads are converted once and kept in the cache; tails are not made, since nothing of them
-is measured. A head is measured as a device does it, in a fresh process, with both runtimes; tflite-runtime in a venv of
-its own. The coefficients of :mod:`converters.peak` were fitted to the models that are not marked with ``*``.
+of its legal cut points, in int8; those named in ``FLOAT_MODELS`` in the other precisions, too. The heads are converted
+once and kept in the cache; tails are not made, since nothing of them is measured. A head is measured as a device does
+it, in a fresh process, with both runtimes; tflite-runtime in a venv of its own. The coefficients of
+:mod:`converters.peak` were fitted to the models that are not marked with ``*``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from edge_sdk.sizes import format_size  # noqa: E402
 RUNTIMES = ("litert", "tflite-runtime")
 SHARES = (25, 50, 75)
 SEED = 3
-TICKS_MB = (2.5, 4, 6, 10, 20, 40, 80)
+TICKS_MB = (2.5, 4, 6, 10, 20, 40, 80, 150)
 SAMPLES = 2
 APPLICATIONS = {
     "MobileNet": 96,
@@ -75,12 +76,31 @@ HELD_OUT = {
     "zoo:squeeze-excite",
 }
 
+PRECISIONS = ("int8", "int8-weights", "float16", "float32")
+FLOAT_MODELS = {
+    "MobileNetV2",
+    "EfficientNetB0",
+    "NASNetMobile",
+    "DenseNet121",
+    "InceptionV3",
+    "Xception",
+    "ResNet50",
+    "ResNet50V2",
+    "VGG16",
+    "ConvNeXtTiny",
+    "zoo:residual",
+    "zoo:squeeze-excite",
+    "zoo:mlp-mixer",
+    "zoo:vision-transformer",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedHead:
     """The head of ``model`` at ``share`` % of its legal cuts, in the file ``path``; ``predicted`` by runtime."""
 
     model: str
+    precision: str
     share: int
     k: int
     n: int
@@ -134,7 +154,7 @@ def load(name: str) -> Any:
     return model
 
 
-def prepare(name: str, cache: Path) -> list[PredictedHead]:
+def prepare(name: str, precisions: Sequence[str], cache: Path) -> list[PredictedHead]:
     """Convert the heads of a model that are not in the cache, and predict all. Runs in a worker process."""
     import numpy as np
 
@@ -154,21 +174,27 @@ def prepare(name: str, cache: Path) -> list[PredictedHead]:
     heads = []
     for share in SHARES:
         k = legal[min(len(legal) * share // 100, len(legal) - 1)]
-        path = cache / f"{name.replace(':', '-')}-{k}.tflite"
-        if not path.exists():
-            halves = split(flat, k)
-            keys = [f"feature_{number}" for number in range(len(halves.crossing))]
-            keys += [f"output_{place}" for place in halves.head_outputs]
-            unfinished = path.with_suffix(".part")
-            write_head(halves.head, keys, Calibration.of(flat.graph, {image.name: pixels}), unfinished)
-            unfinished.rename(path)
-        predicted = predicted_peaks(flat, k)
-        size = path.stat().st_size
-        heads.append(
-            PredictedHead(
-                model=name, share=share, k=k, n=flat.graph.n, path=str(path), file_bytes=size, predicted=predicted
+        for precision in precisions:
+            path = cache / f"{name.replace(':', '-')}-{k}-{precision}.tflite"
+            if not path.exists():
+                halves = split(flat, k)
+                keys = [f"feature_{number}" for number in range(len(halves.crossing))]
+                keys += [f"output_{place}" for place in halves.head_outputs]
+                unfinished = path.with_suffix(".part")
+                write_head(halves.head, keys, Calibration.of(flat.graph, {image.name: pixels}), unfinished, precision)
+                unfinished.rename(path)
+            heads.append(
+                PredictedHead(
+                    model=name,
+                    precision=precision,
+                    share=share,
+                    k=k,
+                    n=flat.graph.n,
+                    path=str(path),
+                    file_bytes=path.stat().st_size,
+                    predicted=predicted_peaks(flat, k, precision),
+                )
             )
-        )
     return heads
 
 
@@ -197,8 +223,9 @@ def summary(rows: Sequence[Row], runtime: str) -> dict[str, float]:
 
 def summaries(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
     groups = {
-        "fitted": [row for row in rows if not row.held_out],
-        "held out": [row for row in rows if row.held_out],
+        "int8, fitted": [row for row in rows if row.head.precision == "int8" and not row.held_out],
+        "int8, held out": [row for row in rows if row.head.precision == "int8" and row.held_out],
+        **{precision: [row for row in rows if row.head.precision == precision] for precision in PRECISIONS},
         "all": rows,
     }
     return {name: {runtime: summary(group, runtime) for runtime in RUNTIMES} for name, group in groups.items() if group}
@@ -206,12 +233,12 @@ def summaries(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
 
 def print_table(rows: Sequence[Row]) -> None:
     columns = "".join(f"{'predicted':>13}{'measured':>10}{'ratio':>7}" for _ in RUNTIMES)
-    print(f"{'':44}" + "".join(f"{runtime:>30}" for runtime in RUNTIMES))
-    print(f"{'model, cut of operations':32}{'file':>12}{columns}")
-    for row in rows:
+    print(f"{'':58}" + "".join(f"{runtime:>30}" for runtime in RUNTIMES))
+    print(f"{'model, cut of operations':32}{'precision':14}{'file':>12}{columns}")
+    for row in sorted(rows, key=lambda row: PRECISIONS.index(row.head.precision)):
         head = row.head
         name = f"{head.model}{'*' if row.held_out else ''}, {head.k} of {head.n}"
-        print(f"{name:32}{format_size(head.file_bytes):>12}", end="")
+        print(f"{name:32}{head.precision:14}{format_size(head.file_bytes):>12}", end="")
         for runtime in RUNTIMES:
             predicted, measured = head.predicted[runtime], row.measured[runtime]
             print(f"{predicted / 1e6:10.2f} MB{measured / 1e6:7.2f} MB{row.ratio(runtime):7.3f}", end="")
@@ -220,7 +247,7 @@ def print_table(rows: Sequence[Row]) -> None:
     for name, by_runtime in summaries(rows).items():
         for runtime, figures in by_runtime.items():
             print(
-                f"{name:10}{runtime:16}{figures['heads']:4.0f} heads: predicted / measured"
+                f"{name:16}{runtime:16}{figures['heads']:4.0f} heads: predicted / measured"
                 f"  least {figures['least']:.3f}  median {figures['median']:.3f}  most {figures['most']:.3f}"
             )
 
@@ -232,10 +259,16 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     except ImportError:
         raise SystemExit("--plot needs matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(11, 5.2), layout="constrained")
+    colours = dict(zip(PRECISIONS, ("tab:blue", "tab:orange", "tab:green", "tab:red"), strict=True))
     for axes, runtime in zip(figure.subplots(1, 2), RUNTIMES, strict=True):
-        for held_out, colour, label in ((False, "tab:blue", "fitted"), (True, "tab:orange", "held out")):
-            points = [(row.measured[runtime], row.head.predicted[runtime]) for row in rows if row.held_out == held_out]
-            axes.scatter(*zip(*((x / 1e6, y / 1e6) for x, y in points), strict=True), s=14, c=colour, label=label)
+        for precision, colour in colours.items():
+            points = [
+                (row.measured[runtime] / 1e6, row.head.predicted[runtime] / 1e6)
+                for row in rows
+                if row.head.precision == precision
+            ]
+            if points:
+                axes.scatter(*zip(*points, strict=True), s=14, c=colour, label=precision)
         ends = [min(row.measured[runtime] for row in rows) / 1e6, max(row.measured[runtime] for row in rows) / 1e6]
         axes.plot(ends, ends, "k-", linewidth=0.8, label="as measured")
         axes.fill_between(ends, [0.95 * x for x in ends], [1.15 * x for x in ends], alpha=0.15, label="-5 % to +15 %")
@@ -252,6 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     known = [*zoo_names(), *APPLICATIONS]
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(known)}; all without")
+    parser.add_argument("--precision", action="append", choices=PRECISIONS, help="all of them without; repeatable")
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "splitfleet-memory-heads")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--plot", type=Path, help="also draw them into this PNG file")
@@ -266,8 +300,13 @@ def main() -> None:
     try:
         for name in arguments.models or known:
             print(f"{name} …", file=sys.stderr)
+            wanted = [
+                precision
+                for precision in arguments.precision or PRECISIONS
+                if precision == "int8" or name in FLOAT_MODELS
+            ]
             try:
-                heads = worker.run(prepare, name, cache)
+                heads = worker.run(prepare, name, wanted, cache)
             except SplitfleetError as error:
                 print(f"{name} is left out: {error.message}", file=sys.stderr)
                 continue

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloud_server.allocation.memory_model import DEFAULT_RUNTIME, MODELS, ChosenCut
+from cloud_server.allocation.memory_model import DEFAULT_RUNTIME, MODELS, ChosenCut, NoCut
 from cloud_server.allocation.settings import MemoryModelName
 from converters import Outline
 from converters.graph import TensorInfo
 from converters.peak import runtime_peaks
+from edge_sdk.manifest import Precision
 from edge_sdk.wire import DTYPES
 
 FLOAT_BYTES = 4
@@ -34,9 +35,9 @@ class Budget:
 class CutRow:
     """The cut after operation ``k``; k = n stands for the whole model.
 
-    ``feature_bytes_float`` and ``feature_bytes_int8`` are those of one sample. What the head needs in int8 is predicted
-    as ``peak_bytes`` for each runtime, and by the classic rule as ``cumulative_bytes``. ``fits`` is ``None`` without a
-    budget.
+    ``feature_bytes_float`` and ``feature_bytes_int8`` are those of one sample. What the head needs in the report's
+    precision is predicted as ``peak_bytes`` for each runtime, and by the classic rule as ``cumulative_bytes``. ``fits``
+    is ``None`` without a budget.
     """
 
     k: int
@@ -81,12 +82,13 @@ class CutReport:
     """All cut points of a model, k = 1 to n - 1, and the ``whole`` model as a last row of its own.
 
     ``chosen`` is where the memory model cuts for the budget: n when all of the model fits, ``None`` when nothing does
-    or when there is no budget; ``refusal`` says why nothing does. ``smallest`` is the legal cut with the fewest bytes
-    of features, ``deepest`` the last legal one that fits.
+    or when there is no budget; ``refusal`` says why nothing does, and what to do about it. ``smallest`` is the legal
+    cut with the fewest bytes of features, ``deepest`` the last legal one that fits.
     """
 
     model: str
     operations: int
+    precision: Precision
     memory_model: MemoryModelName
     budget: Budget | None
     rows: tuple[CutRow, ...]
@@ -142,6 +144,7 @@ class CutReport:
         return {
             "model": self.model,
             "operations": self.operations,
+            "precision": self.precision,
             "memory_model": self.memory_model,
             "runtime": self.runtime,
             "budget_bytes": self.budget.budget_bytes if self.budget else None,
@@ -155,13 +158,19 @@ class CutReport:
         }
 
 
-def cut_report(model: str, outline: Outline, memory_model: MemoryModelName, budget: Budget | None) -> CutReport:
-    """The report of a model that the user calls ``model``.
+def cut_report(
+    model: str,
+    outline: Outline,
+    memory_model: MemoryModelName,
+    budget: Budget | None,
+    precision: Precision = "int8",
+) -> CutReport:
+    """The report of a model that the user calls ``model``, for heads of a precision.
 
     Raises :class:`ConfigError` for a budget whose runtime has no predictions.
     """
     parameters = tuple(itertools.accumulate(operation.parameters for operation in outline.operations))
-    needs = _needs(outline, memory_model, budget)
+    needs = _needs(outline, memory_model, budget, precision)
 
     def row(k: int, *, legal: bool, reason: str, tensors: tuple[TensorInfo, ...]) -> CutRow:
         operation = outline.operations[k - 1]
@@ -174,34 +183,37 @@ def cut_report(model: str, outline: Outline, memory_model: MemoryModelName, budg
             feature_bytes_float=sum(map(_float_bytes, tensors)),
             feature_bytes_int8=sum(tensor.int8_bytes for tensor in tensors),
             head_parameters=parameters[k - 1],
-            peak_bytes={runtime: peaks[k - 1] for runtime, peaks in outline.peak_bytes.items()},
-            cumulative_bytes=operation.cumulative_bytes,
+            peak_bytes={runtime: peaks[k - 1] for runtime, peaks in outline.peak_bytes.get(precision, {}).items()},
+            cumulative_bytes=outline.cumulative_bytes[precision][k - 1],
             fits=None if budget is None else needs[k - 1] <= budget.budget_bytes,
         )
 
     rows = tuple(row(cut.k, legal=cut.legal, reason=cut.reason, tensors=cut.crossing) for cut in outline.cuts)
     whole = row(outline.n, legal=not outline.edge_only_reason, reason=outline.edge_only_reason, tensors=())
     legal = [each for each in rows if each.legal]
-    choice = None if budget is None else MODELS[memory_model](outline, budget.budget_bytes, budget.runtime)
+    choice = None if budget is None else MODELS[memory_model](outline, budget.budget_bytes, budget.runtime, precision)
     return CutReport(
         model=model,
         operations=outline.n,
+        precision=precision,
         memory_model=memory_model,
         budget=budget,
         rows=rows,
         whole=whole,
         chosen=choice.k if isinstance(choice, ChosenCut) else None,
-        refusal="" if choice is None or isinstance(choice, ChosenCut) else choice.reason,
+        refusal=f"{choice.reason}; {choice.advice}" if isinstance(choice, NoCut) else "",
         smallest=min(legal, key=lambda each: (each.feature_bytes_int8, each.k)).k if legal else None,
         deepest=max((each.k for each in legal if each.fits), default=None),
     )
 
 
-def _needs(outline: Outline, memory_model: MemoryModelName, budget: Budget | None) -> Sequence[int]:
+def _needs(
+    outline: Outline, memory_model: MemoryModelName, budget: Budget | None, precision: Precision
+) -> Sequence[int]:
     """What the memory model says that each head needs, k = 1 to n."""
     if memory_model == "peak":
-        return runtime_peaks(outline, budget.runtime if budget else DEFAULT_RUNTIME)
-    return [operation.cumulative_bytes for operation in outline.operations]
+        return runtime_peaks(outline, budget.runtime if budget else DEFAULT_RUNTIME, precision)
+    return outline.cumulative_bytes[precision]
 
 
 def _float_bytes(tensor: TensorInfo) -> int:

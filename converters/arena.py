@@ -1,8 +1,8 @@
-"""The activation arena: tensors that are not alive together share memory.
+"""Where activations lie: tensors that are not alive together share memory.
 
 Both TensorFlow Lite and XNNPACK place the largest tensor first, each into the smallest gap that it fits into among
 those already placed that it shares a moment with (``tensorflow/lite/simple_memory_arena.cc``, XNNPACK's
-``memory-planner.c``). What the head takes and returns is there all the time and lies beside the rest.
+``memory-planner.c``).
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
-
-from converters.kernels import HeadKernels
 
 ALIGNMENT_BYTES = 64
 
@@ -25,28 +23,17 @@ class Use(NamedTuple):
     last: int
 
 
-def activation_bytes(head: HeadKernels, scratch_bytes: Sequence[int] = ()) -> int:
-    """What a head's activations take, a step for each kernel; with ``scratch_bytes`` for each kernel while it runs.
-
-    The copies of the outputs that the caller gets are counted too.
-    """
-    outside = {*head.inputs, *head.outputs}
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for step, kernel in enumerate(head.kernels):
-        for tensor in (*kernel.outputs, *kernel.inputs):
-            if tensor not in outside:
-                first.setdefault(tensor, step)
-                last[tensor] = step
-    needed = [Use(align(head.sizes_bytes[tensor]), first[tensor], last[tensor]) for tensor in first]
-    needed += [Use(align(size), step, step) for step, size in enumerate(scratch_bytes) if size]
-    ends = sum(align(head.sizes_bytes[tensor]) for tensor in (*outside, *head.outputs))
-    return ends + arena_bytes(needed)
-
-
 def arena_bytes(needed: Sequence[Use]) -> int:
     """The size of the arena for ``needed``, whose sizes are aligned."""
-    return _planned_bytes(tuple(sorted(_decisive(needed), key=lambda use: -use.size_bytes)))
+    return _planned_bytes(tuple(sorted(_decisive(needed), key=lambda use: -use.size_bytes)), from_start=True)
+
+
+def drifting_bytes(needed: Sequence[Use]) -> int:
+    """The same where nothing is ever placed before the first of those that it shares a moment with, free or not.
+
+    So a chain of equal tensors takes the sum of them. That is how XNNPACK did in 2023.
+    """
+    return _planned_bytes(tuple(sorted(needed, key=lambda use: -use.size_bytes)), from_start=False)
 
 
 def align(size_bytes: int) -> int:
@@ -69,22 +56,23 @@ def _decisive(needed: Sequence[Use]) -> list[Use]:
 
 # The heads of neighbouring cut points mostly have the same decisive activations.
 @lru_cache(maxsize=1024)
-def _planned_bytes(largest_first: tuple[Use, ...]) -> int:
+def _planned_bytes(largest_first: tuple[Use, ...], *, from_start: bool) -> int:
     steps = max((use.last for use in largest_first), default=0) + 1
     placed_at: list[list[tuple[int, int]]] = [[] for _ in range(steps)]
     top = 0
     for size, first, last in largest_first:
         neighbours = sorted({block for step in range(first, last + 1) for block in placed_at[step]})
-        start = _best_gap(neighbours, size)
+        start = _best_gap(neighbours, size, 0 if from_start or not neighbours else neighbours[0][0])
         for step in range(first, last + 1):
             placed_at[step].append((start, start + size))
         top = max(top, start + size)
     return top
 
 
-def _best_gap(neighbours: list[tuple[int, int]], size: int) -> int:
-    """The start of the smallest gap between sorted blocks that ``size`` fits into, else the end of the last."""
-    free_from = 0
+def _best_gap(neighbours: list[tuple[int, int]], size: int, free_from: int) -> int:
+    """The start of the smallest gap between sorted blocks, from ``free_from`` on, that ``size`` fits into, else the end
+    of the last.
+    """
     best: tuple[int, int] | None = None
     for start, end in neighbours:
         gap = start - free_from

@@ -86,8 +86,7 @@ def build_bundle(
         files=_files(folder),
         self_check=None if head is None else _self_check(folder / HEAD_FILE, inputs),
         cumulative_bytes=operation_memory(graph, chosen.precision)[k - 1].cumulative_bytes if k else 0,
-        # Of other heads than int8 nothing is known.
-        predicted_peak_bytes=predicted_peaks(flat, k) if k and chosen.precision == "int8" else {},
+        predicted_peak_bytes=predicted_peaks(flat, k, chosen.precision) if k else {},
         versions=versions(),
         precision_reason=chosen.reason,
         tail_tflite_reason=tail_tflite_reason,

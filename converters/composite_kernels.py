@@ -32,23 +32,23 @@ def average(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Sh
     total = inputs[0]
     for other in inputs[1:]:
         total = builder.emit("add", [total, other], shape)
-    return builder.emit("mul", [total], shape, constant_bytes=1)
+    return builder.emit("mul", [total], shape, constants=1)
 
 
 def scaled_sum(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:  # noqa: ARG001
     """The residual of Keras's InceptionResNetV2: the first plus a multiple of the second."""
     second = inputs[1]
     if not builder.takes(second, TAKE_NORMALIZATION):
-        second = builder.emit("mul", [second], shape, constant_bytes=1)
+        second = builder.emit("mul", [second], shape, constants=1)
     return builder.emit("add", [inputs[0], second], shape)
 
 
 def prelu(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
-    return builder.emit("prelu", inputs, shape, constant_bytes=math.prod(layer.alpha.shape))
+    return builder.emit("prelu", inputs, shape, constants=math.prod(layer.alpha.shape))
 
 
 def embedding(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
-    return builder.emit("gather", inputs, shape, constant_bytes=math.prod(layer.embeddings.shape))
+    return builder.emit("gather", inputs, shape, constants=math.prod(layer.embeddings.shape))
 
 
 def layer_normalization(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:  # noqa: ARG001
@@ -58,10 +58,10 @@ def layer_normalization(builder: KernelBuilder, layer: Any, inputs: Sequence[int
     mean = builder.emit("mean", [tensor], line)
     negative = builder.emit_float([mean], line)
     squares = builder.emit("squared_difference", [tensor, mean], shape)
-    variance = builder.emit("add", [builder.emit("mean", [squares], line)], line, constant_bytes=1)
-    factor = builder.emit("mul", [builder.emit("rsqrt", [variance], line)], shape, constant_bytes=last)
+    variance = builder.emit("add", [builder.emit("mean", [squares], line)], line, constants=1)
+    factor = builder.emit("mul", [builder.emit("rsqrt", [variance], line)], shape, constants=last)
     scaled = builder.emit("mul", [tensor, factor], shape)
-    moved = builder.emit("add", [builder.emit("mul", [negative, factor], shape)], shape, constant_bytes=last)
+    moved = builder.emit("add", [builder.emit("mul", [negative, factor], shape)], shape, constants=last)
     return builder.emit("add", [scaled, moved], shape)
 
 
@@ -83,7 +83,7 @@ def attention(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: 
 
     queries, keys = projected(query, here, query_size), projected(key, there, query_size)
     scores = builder.emit("batch_matmul", [queries, keys], (heads, here, there))
-    scores = builder.emit("mul", [scores], (heads, here, there), constant_bytes=1)
+    scores = builder.emit("mul", [scores], (heads, here, there), constants=1)
     scores = builder.emit("softmax", [scores], (heads, here, there))
     values = builder.emit("batch_matmul", [scores, projected(value, there, value_size)], (heads, here, value_size))
     joined = builder.emit("transpose", [values], (here, heads, value_size))

@@ -22,8 +22,12 @@ TAKE_NORMALIZATION = frozenset({"conv", "depthwise", "dense"})
 
 @dataclass
 class KernelBuilder:
-    """The kernels so far. ``k`` is the operation under way; ``shapes`` of tensors have no batch axis."""
+    """The kernels so far, those of an int8 head (``quantized``) or of one that computes with floats.
 
+    ``k`` is the operation under way; ``shapes`` of tensors have no batch axis.
+    """
+
+    quantized: bool = True
     k: int = 0
     shapes: list[Shape] = field(default_factory=list)
     sizes_bytes: list[int] = field(default_factory=list)
@@ -34,13 +38,13 @@ class KernelBuilder:
     _scaled: set[int] = field(default_factory=set)
     _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
-    def tensor(self, shape: Shape, value_bytes: int = 1) -> int:
-        """A new tensor."""
+    def tensor(self, shape: Shape, *, floats: bool = False) -> int:
+        """A new tensor, of ``floats`` in an int8 head too."""
         self.shapes.append(shape)
-        self.sizes_bytes.append(math.prod(shape) * value_bytes)
+        self.sizes_bytes.append(math.prod(shape) * (FLOAT_BYTES if floats or not self.quantized else 1))
         return len(self.shapes) - 1
 
-    def emit(self, kind: str, inputs: Sequence[int], shape: Shape, *, value_bytes: int = 1, **facts: Any) -> int:
+    def emit(self, kind: str, inputs: Sequence[int], shape: Shape, *, floats: bool = False, **facts: Any) -> int:
         """Add a kernel with one output, which is returned; ``facts`` are those of :class:`Kernel`.
 
         The converter computes the same once: where a kernel without constants is there already, its output is returned.
@@ -48,8 +52,8 @@ class KernelBuilder:
         same = (kind, tuple(inputs), shape, *sorted(facts.items()))
         if same in self._known:
             return self.close(self._known[same])
-        made = self.tensor(shape, value_bytes)
-        if not facts.get("weights") and not facts.get("constant_bytes"):
+        made = self.tensor(shape, floats=floats)
+        if not facts.get("weights") and not facts.get("constants"):
             self._known[same] = made
         self._makers[made] = len(self.kernels)
         self.kernels.append(Kernel(k=self.k, kind=kind, inputs=tuple(inputs), outputs=(made,), **facts))
@@ -57,8 +61,15 @@ class KernelBuilder:
 
     def emit_float(self, inputs: Sequence[int], shape: Shape, **facts: Any) -> int:
         """Add an operation that has no int8 kernel: it runs on floats."""
-        floats = [self.emit("dequantize", [each], self.shapes[each], value_bytes=FLOAT_BYTES) for each in inputs]
-        return self.emit("quantize", [self.emit("float", floats, shape, value_bytes=FLOAT_BYTES, **facts)], shape)
+        return self.rounded(self.emit("float", [self.real(each) for each in inputs], shape, floats=True, **facts))
+
+    def real(self, tensor: int) -> int:
+        """``tensor`` as floats."""
+        return self.emit("dequantize", [tensor], self.shapes[tensor], floats=True) if self.quantized else tensor
+
+    def rounded(self, tensor: int) -> int:
+        """A tensor of floats as int8, in an int8 head."""
+        return self.emit("quantize", [tensor], self.shapes[tensor]) if self.quantized else tensor
 
     def close(self, tensor: int) -> int:
         """Let nothing more become part of the kernel that makes ``tensor``, which is returned."""
@@ -78,7 +89,7 @@ class KernelBuilder:
 
     def scale(self, tensor: int, shape: Shape) -> int:
         """Add a kernel that multiplies with a constant, which a filter that follows takes into its weights."""
-        made = self.emit("mul", [tensor], shape, constant_bytes=1)
+        made = self.emit("mul", [tensor], shape, constants=1)
         self._scaled.add(made)
         return made
 

@@ -1,4 +1,4 @@
-"""What a runtime runs: kernels and the int8 tensors between them, as TensorFlow Lite's converter makes them of a graph.
+"""What a runtime runs: kernels and the tensors between them, as TensorFlow Lite's converter makes them of a graph.
 
 They say what memory depends on and nothing else. :mod:`converters.lowering` foresees them without converting;
 :mod:`converters.peak` adds up what they need.
@@ -7,6 +7,7 @@ They say what memory depends on and nothing else. :mod:`converters.lowering` for
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from converters.cuts import crossing_positions
 from converters.graph import Graph
@@ -14,7 +15,7 @@ from converters.graph import Graph
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Constant weights of a kernel, int8 with one scale for each of ``channels`` (all groups together).
+    """Constant weights of a kernel, for ``channels`` output channels (all groups together).
 
     ``depth`` is how many input channels one output channel takes, ``taps`` the positions of the filter's window.
     """
@@ -25,7 +26,7 @@ class Weights:
     groups: int = 1
 
     @property
-    def size_bytes(self) -> int:
+    def count(self) -> int:
         return self.channels * self.depth * self.taps
 
 
@@ -46,12 +47,14 @@ class Window:
         return self.taps > 1 or self.stride != (1, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+# Each is itself, which makes looking up what is known of one quick.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Kernel:
     """One kernel, brought in by operation ``k``; a head that ends at or after operation ``absorbed_by`` lacks it.
 
     ``inputs`` and ``outputs`` are positions among the tensors; constants are not. ``rows`` is how many times the
-    weights are applied, for a filter ``output_size`` (height, width). ``constant_bytes`` are constants besides weights.
+    weights are applied, for a filter ``output_size`` (height, width). ``constants`` is how many numbers it has besides
+    weights that do not change.
     """
 
     k: int
@@ -62,7 +65,7 @@ class Kernel:
     window: Window | None = None
     output_size: tuple[int, int] = (1, 1)
     rows: int = 1
-    constant_bytes: int = 0
+    constants: int = 0
     absorbed_by: int | None = None
 
 
@@ -77,6 +80,19 @@ class HeadKernels:
     sizes_bytes: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+
+    @cached_property
+    def lives(self) -> dict[int, tuple[int, int]]:
+        """When each tensor is alive that the head neither takes nor returns: from which kernel to which, by number."""
+        found: dict[int, tuple[int, int]] = {}
+        for step, kernel in enumerate(self.kernels):
+            for tensor in kernel.outputs:
+                found[tensor] = (step, step)
+            for tensor in kernel.inputs:
+                found[tensor] = (found[tensor][0] if tensor in found else step, step)
+        for tensor in (*self.inputs, *self.outputs):
+            found.pop(tensor, None)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from converters.kernel_builder import FLOAT_BYTES, TAKE_ACTIVATION, KernelBuilder, Shape
+from converters.kernel_builder import TAKE_ACTIVATION, KernelBuilder, Shape
 from converters.kernels import Weights, Window
 
 # Activations with one int8 kernel, by the names of Keras's functions and operations, in lower case.
@@ -56,7 +56,7 @@ def activation(builder: KernelBuilder, name: str, tensor: int, shape: Shape) -> 
     if name in ("silu", "swish"):
         return builder.emit("mul", [tensor, builder.emit("sigmoid", [tensor], shape)], shape)
     if name == "hard_sigmoid":
-        return builder.emit("mul", [builder.emit("add", [tensor], shape, constant_bytes=1)], shape, constant_bytes=1)
+        return builder.emit("mul", [builder.emit("add", [tensor], shape, constants=1)], shape, constants=1)
     return builder.emit_float([tensor], shape)
 
 
@@ -118,12 +118,10 @@ def volume(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Sha
     """Filters in three dimensions have no int8 kernel: on floats, all windows are unrolled, then packed to multiply."""
     *_, depth, _ = layer.kernel.shape
     unrolled = (*shape[:-1], math.prod(layer.kernel_size) * depth)
-    floats = builder.emit("dequantize", inputs, builder.shapes[inputs[0]], value_bytes=FLOAT_BYTES)
-    windows = builder.emit("unroll", [floats], unrolled, value_bytes=FLOAT_BYTES)
-    packed = builder.emit("pack", [windows], unrolled, value_bytes=FLOAT_BYTES)
-    constant_bytes = FLOAT_BYTES * math.prod(layer.kernel.shape)
-    made = builder.emit("float", [packed], shape, value_bytes=FLOAT_BYTES, constant_bytes=constant_bytes)
-    return _activated(builder, layer, builder.emit("quantize", [made], shape), shape)
+    windows = builder.emit("unroll", [builder.real(inputs[0])], unrolled, floats=True)
+    packed = builder.emit("pack", [windows], unrolled, floats=True)
+    made = builder.emit("float", [packed], shape, floats=True, constants=math.prod(layer.kernel.shape))
+    return _activated(builder, layer, builder.rounded(made), shape)
 
 
 def dense(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:
@@ -151,8 +149,8 @@ def padding(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Sh
 
 def scale_and_shift(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:  # noqa: ARG001
     """A normalization with constant statistics that no filter takes up."""
-    scaled = builder.emit("mul", inputs[:1], shape, constant_bytes=shape[-1] if shape else 1)
-    return builder.emit("add", [scaled], shape, constant_bytes=shape[-1] if shape else 1)
+    scaled = builder.emit("mul", inputs[:1], shape, constants=shape[-1] if shape else 1)
+    return builder.emit("add", [scaled], shape, constants=shape[-1] if shape else 1)
 
 
 def rescaling(builder: KernelBuilder, layer: Any, inputs: Sequence[int], shape: Shape) -> int:

@@ -1,10 +1,10 @@
-"""Foresees the kernels of an int8 head, operation by operation, without converting.
+"""Foresees the kernels of a head, operation by operation, without converting.
 
 TensorFlow Lite's converter folds what follows a filter into it (batch normalization, ReLU), drops what does nothing at
 inference, and takes composite layers apart; the rules (:mod:`converters.layer_kernels`,
 :mod:`converters.composite_kernels`) were read off converted heads. An operation without a rule is taken for one without
 an int8 kernel, which runs on floats between a kernel that dequantizes and one that quantizes: that errs towards more
-memory.
+memory. Heads of other precisions have the same kernels, all on floats.
 """
 
 from __future__ import annotations
@@ -110,18 +110,19 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def lower(flat: FlatModel) -> Lowered:
-    """The kernels of the whole model, from which those of every head follow."""
-    return _Lowering(flat).run()
+def lower(flat: FlatModel, *, quantized: bool = True) -> Lowered:
+    """The kernels of the whole model, from which those of every head follow: of int8 heads, or of all others."""
+    return _Lowering(flat, quantized).run()
 
 
 @dataclass
 class _Lowering:
     flat: FlatModel
+    quantized: bool
 
     def run(self) -> Lowered:
         graph = self.flat.graph
-        builder = KernelBuilder()
+        builder = KernelBuilder(quantized=self.quantized)
         self._takers = Counter(position for operation in graph.operations for position in operation.inputs)
         self._takers.update(graph.outputs)
         places: dict[int, int] = {}
@@ -141,7 +142,8 @@ class _Lowering:
                 if self._takers[position] != 1:
                     builder.close(place)
         for position in graph.inputs:
-            builder.sizes_bytes[places[position]] = graph.tensors[position].int8_bytes
+            if not graph.tensors[position].is_float:
+                builder.sizes_bytes[places[position]] = graph.tensors[position].int8_bytes
         return Lowered(
             graph=graph,
             sizes_bytes=tuple(builder.sizes_bytes),
@@ -183,5 +185,5 @@ class _Lowering:
             for other in inputs[1:]:
                 made = builder.emit(kind, [made, other], shape)
             return made
-        constant_bytes = shape[-1] if shape and kind in TAKE_ACTIVATION and len(inputs) == 1 else 0
-        return builder.emit(kind, inputs, shape, constant_bytes=constant_bytes)
+        constants = shape[-1] if shape and kind in TAKE_ACTIVATION and len(inputs) == 1 else 0
+        return builder.emit(kind, inputs, shape, constants=constants)

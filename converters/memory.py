@@ -74,13 +74,13 @@ def operation_memory(graph: Graph, precision: Precision = "int8") -> tuple[Opera
     return tuple(table)
 
 
-def choose_cumulative(outline: Outline, budget_bytes: int) -> Choice:
-    """Where the rule cuts this model for a memory budget.
+def choose_cumulative(outline: Outline, budget_bytes: int, precision: Precision = "int8") -> Choice:
+    """Where the rule cuts this model for a memory budget, its head being of that precision.
 
     Raises :class:`InvalidInputError` for a negative budget.
     """
     check_budget(budget_bytes)
-    cumulative = [operation.cumulative_bytes for operation in outline.operations]
+    cumulative = outline.cumulative_bytes[precision]
     legal = {cut.k for cut in outline.cuts if cut.legal} | (set() if outline.edge_only_reason else {outline.n})
     k = cumulative_cut(cumulative, legal, budget_bytes)
     return Choice(k=k, cumulative_bytes=cumulative[k - 1] if k else 0)

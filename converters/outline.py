@@ -11,6 +11,8 @@ from types import MappingProxyType
 from converters.cuts import CutPoint, cut_points
 from converters.graph import Graph, TensorInfo
 from converters.memory import OperationMemory, operation_memory
+from converters.precision import PRECISIONS
+from edge_sdk.manifest import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +21,11 @@ class Outline:
 
     ``inputs`` and ``outputs`` are the model's, in its order, outputs by the names that the user knows.
     ``edge_only_reason`` says why no device can run the whole model, and is empty where one can. ``operations`` are 1 to
-    n, ``cuts`` 1 to n - 1. ``peak_bytes`` holds, by the name of a TFLite runtime, the predicted memory of the int8 head
-    that ends after each operation, 1 to n (:mod:`converters.peak`).
+    n, ``cuts`` 1 to n - 1.
+
+    What the head needs that ends after each operation, 1 to n, by its precision: ``cumulative_bytes`` by the classic
+    rule (:mod:`converters.memory`), ``peak_bytes``, by the name of a TFLite runtime, as predicted
+    (:mod:`converters.peak`).
     """
 
     model_sha256: str
@@ -30,11 +35,15 @@ class Outline:
     edge_only_reason: str
     operations: tuple[OperationMemory, ...]
     cuts: tuple[CutPoint, ...]
-    peak_bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    cumulative_bytes: Mapping[Precision, tuple[int, ...]]
+    peak_bytes: Mapping[Precision, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, graph: Graph, model_sha256: str, peak_bytes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+        cls,
+        graph: Graph,
+        model_sha256: str,
+        peak_bytes: Mapping[Precision, Mapping[str, tuple[int, ...]]] = MappingProxyType({}),
     ) -> Outline:
         """The outline of a graph."""
         outputs = zip(graph.outputs, graph.output_names, strict=True)
@@ -46,6 +55,10 @@ class Outline:
             edge_only_reason=graph.obstacle(graph.n),
             operations=operation_memory(graph),
             cuts=cut_points(graph),
+            cumulative_bytes={
+                precision: tuple(operation.cumulative_bytes for operation in operation_memory(graph, precision))
+                for precision in PRECISIONS
+            },
             peak_bytes=dict(peak_bytes),
         )
 
@@ -68,7 +81,11 @@ class Outline:
                 CutPoint(**entry | {"crossing": tuple(_tensor(tensor) for tensor in entry["crossing"])})
                 for entry in document["cuts"]
             ),
-            peak_bytes={runtime: tuple(peaks) for runtime, peaks in document["peak_bytes"].items()},
+            cumulative_bytes={precision: tuple(sizes) for precision, sizes in document["cumulative_bytes"].items()},
+            peak_bytes={
+                precision: {runtime: tuple(peaks) for runtime, peaks in by_runtime.items()}
+                for precision, by_runtime in document["peak_bytes"].items()
+            },
         )
 
 

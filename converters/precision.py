@@ -74,6 +74,11 @@ class Ladder:
         tried = (each for each in PRECISIONS if precision in (each, "auto"))
         return cls(cuts=tuple((each, cut(each)) for each in tried), max_error=max_error)
 
+    @property
+    def first_k(self) -> int:
+        """The cut of the first attempt."""
+        return next(cut for _, cut in self.cuts if isinstance(cut, int))
+
     def climb(self, build: Callable[[Attempt], T]) -> T:
         """What ``build`` makes of the first attempt that it does not refuse with a :class:`ConversionError`.
 

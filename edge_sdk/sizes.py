@@ -35,6 +35,12 @@ def parse_size(text: str) -> int:
     return round(size_bytes)
 
 
+def format_need(size_bytes: int) -> str:
+    """As :func:`format_size`, but rounded up: whoever gives that much gives enough."""
+    step = 10 ** max(len(str(size_bytes)) - 3, 0)
+    return format_size(-(-size_bytes // step) * step)
+
+
 def format_size(size_bytes: float) -> str:
     """``size_bytes`` for people, in decimal units with three significant digits: ``12.3 kB``."""
     for unit in ("GB", "MB", "kB"):

@@ -8,12 +8,11 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol
 
 from cloud_server.allocation.fleet import Array
-from cloud_server.allocation.memory_model import ChosenCut, MemoryModel, NoCut
+from cloud_server.allocation.memory_model import Choice, MemoryModel, NoCut, choose
 from cloud_server.allocation.predictions import Predictions
 from converters import Recipe, Workshop
 from edge_sdk.bundle import Bundle, file_sha256
@@ -28,12 +27,21 @@ class Candidates(Protocol):
         """The names of the task's models."""
         ...
 
-    def choose(self, model: str, budget_bytes: int, runtime: str) -> ChosenCut | NoCut:
-        """Where the memory model cuts for the budget of a device with ``runtime``; may have to load the model first."""
+    def choose(self, model: str, budget_bytes: int, runtime: str) -> Choice | NoCut:
+        """Where the memory model cuts for the budget of a device with ``runtime``, at each precision; may have to load
+        the model first.
+        """
         ...
 
-    def build(self, model: str, k: int) -> Bundle:
-        """The bundle of a model cut after operation ``k``, 0 and n included; minutes if it was not built before."""
+    def build(self, model: str, choice: Choice) -> Bundle:
+        """The bundle of a model in the first precision that is good enough; minutes if it was not built before.
+
+        Raises :class:`DoesNotFitError` where only precisions are that do not fit.
+        """
+        ...
+
+    def build_cloud_only(self, model: str) -> Bundle:
+        """The bundle whose tail is all of the model."""
         ...
 
     def predict(self, model: str, samples: Samples) -> Sequence[Array]:
@@ -60,12 +68,15 @@ class WorkshopCandidates:
     def models(self) -> Sequence[str]:
         return tuple(self._recipes)
 
-    def choose(self, model: str, budget_bytes: int, runtime: str) -> ChosenCut | NoCut:
-        return self._memory_model(self._workshop.outline(self._recipes[model]).result(), budget_bytes, runtime)
+    def choose(self, model: str, budget_bytes: int, runtime: str) -> Choice | NoCut:
+        outline = self._workshop.outline(self._recipes[model]).result()
+        return choose(self._memory_model, outline, budget_bytes, runtime)
 
-    def build(self, model: str, k: int) -> Bundle:
-        future: Future[Path] = self._workshop.build(self._recipes[model], k)
-        return Bundle.open(future.result())
+    def build(self, model: str, choice: Choice) -> Bundle:
+        return Bundle.open(self._workshop.build_first(self._recipes[model], choice.ladder).result())
+
+    def build_cloud_only(self, model: str) -> Bundle:
+        return Bundle.open(self._workshop.build(self._recipes[model], 0).result())
 
     def predict(self, model: str, samples: Samples) -> Sequence[Array]:
         return self._predictions.of(self._recipes[model], samples)

@@ -83,7 +83,7 @@ class Conclusion:
                 self._registry.record_float_accuracy(deployed.trial_id, float(scores.mean()))
 
     def _deploy_cloud_only(self, split: Deployed) -> Deployed:
-        bundle = self._candidates.build(split.bundle.manifest.model.name, 0)
+        bundle = self._candidates.build_cloud_only(split.bundle.manifest.model.name)
         return self._loop.deploy(split.device_id, split.trial_id, bundle)
 
     def _measure_cloud_only(self, deployed: Deployed) -> None:

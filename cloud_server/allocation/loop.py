@@ -18,6 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from cloud_server.allocation.core import Allocator
+from cloud_server.allocation.device_reports import MAX_BYTES
 from cloud_server.allocation.evaluator import Accuracy, Labelled, evaluation, measure_accuracy, measure_latency, publish
 from cloud_server.allocation.fleet import Fleet
 from cloud_server.allocation.means import Means
@@ -185,7 +186,9 @@ class Loop:
             # The allocator's own disk: the next candidate would fare no better.
             built = self._attempt(partial(self._build, candidate, trial_id), ends_run=StorageError)
             if isinstance(built, NoCut):
-                self._end(candidate, Failure(state=TrialState.DOES_NOT_FIT, reason=built.reason))
+                built = Failure(state=TrialState.DOES_NOT_FIT, reason=built.reason, needed_bytes=built.needed_bytes)
+            if isinstance(built, Failure) and built.state is TrialState.DOES_NOT_FIT:
+                self._end(candidate, built)
                 with self._lock:
                     candidate = self._core.ask_again(candidate.device_id)
                 continue
@@ -219,17 +222,22 @@ class Loop:
         chosen = self._means.candidates.choose(draw.model, self._budget_bytes(draw), runtime)
         if isinstance(chosen, NoCut):
             return chosen
-        self._observer.progress(draw.device_id, f"converting {draw.model}, cut {chosen.k} of {chosen.n}")
-        bundle = self._means.candidates.build(draw.model, chosen.k)
+        first = chosen.first
+        self._observer.progress(draw.device_id, f"converting {draw.model}, cut {first.k} of {first.n}")
+        bundle = self._means.candidates.build(draw.model, chosen)
+        manifest = bundle.manifest
+        cut = chosen.at(manifest.precision)
         self._registry.place_trial(
             trial_id,
             Placement(
-                k=chosen.k,
-                n=chosen.n,
-                cut=chosen.cut,
-                predicted_bytes=chosen.predicted_bytes,
-                whole_bytes=chosen.whole_bytes,
+                k=cut.k,
+                n=cut.n,
+                cut=cut.cut,
+                predicted_bytes=cut.predicted_bytes,
+                whole_bytes=cut.whole_bytes,
                 bundle=bundle.digest,
+                precision=manifest.precision,
+                precision_reason=manifest.precision_reason,
             ),
         )
         return bundle
@@ -260,7 +268,10 @@ class Loop:
             if self._stopped.is_set() or isinstance(error, ends_run):
                 raise
             state = next(state for kind, state in _STATES if isinstance(error, kind))
-            return Failure(state=state, reason=error.message)
+            needed = error.details.get("peak_bytes")
+            # A device may say anything.
+            sane = isinstance(needed, int) and 0 <= needed <= MAX_BYTES
+            return Failure(state=state, reason=error.message, needed_bytes=needed if sane else None)
 
 
 def asked_devices(fleet: Fleet, settings: AllocationSettings) -> list[DeviceState]:

@@ -147,6 +147,8 @@ def _trial_document(trial: TrialRecord) -> dict[str, Any]:
         "bundle": placement.pop("bundle", None),
         "predicted_bytes": placement.pop("predicted_bytes", None),
         "whole_bytes": placement.pop("whole_bytes", None),
+        "precision": placement.pop("precision", None),
+        "precision_reason": placement.pop("precision_reason", None),
         "cut": {"k": placement["k"], "n": placement["n"], "name": placement["cut"]} if placement else None,
         "evaluation": asdict(trial.evaluation) if trial.evaluation else None,
         "float_accuracy": trial.float_accuracy,

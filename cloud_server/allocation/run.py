@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from cloud_server.allocation.fleet import Fleet
 from cloud_server.allocation.lease import LEASE_S, Lease
 from cloud_server.allocation.loop import MAX_SIDE_BY_SIDE, Loop, asked_devices, online_of, utc_now
 from cloud_server.allocation.means import Means
-from cloud_server.allocation.memory_model import MODELS
+from cloud_server.allocation.memory_model import MODELS, advice
 from cloud_server.allocation.observer import Observer
 from cloud_server.allocation.predictions import Predictions
 from cloud_server.allocation.publisher import Publisher
@@ -24,6 +25,7 @@ from cloud_server.allocation.remote_fleet import RemoteFleet
 from cloud_server.allocation.result import AllocationResult, read_result
 from cloud_server.allocation.settings import AllocationSettings
 from cloud_server.allocation.task_data import task_data
+from cloud_server.allocation.trial import TrialState
 from cloud_server.home import Home
 from cloud_server.library import Library
 from cloud_server.registry import Registry
@@ -214,11 +216,14 @@ def _record(loop: Loop, outcome: Outcome) -> OutcomeRecord:
 
 
 def _named(outcome: Outcome) -> str:
-    return (
-        f"{outcome.device_id} ({outcome.trials[-1].reason})"
-        if outcome.state is OutcomeState.FAILED
-        else outcome.device_id
-    )
+    if outcome.state is OutcomeState.FAILED:
+        return f"{outcome.device_id} ({outcome.trials[-1].reason})"
+    trials = outcome.trials
+    if outcome.state is OutcomeState.INFEASIBLE and all(each.state is TrialState.DOES_NOT_FIT for each in trials):
+        least = min(trials, key=lambda each: math.inf if each.needed_bytes is None else each.needed_bytes)
+        what = f"no model fits; of {least.draw.model!r}, {least.reason}; {advice(least.needed_bytes)}"
+        return f"{outcome.device_id} ({what})"
+    return outcome.device_id
 
 
 _WHY = {

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from cloud_server.allocation.settings import LatencyStatistic, Thresholds
+from edge_sdk.manifest import Precision
 
 Criterion = Literal["accuracy", "latency"]
 Tag = Literal["measured", "estimated"]
@@ -62,10 +63,14 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a trial has no evaluation; ``state`` is ``DOES_NOT_FIT``, ``FAILED``, ``BROKEN_OFF`` or ``UNREACHABLE``."""
+    """Why a trial has no evaluation; ``state`` is ``DOES_NOT_FIT``, ``FAILED``, ``BROKEN_OFF`` or ``UNREACHABLE``.
+
+    ``needed_bytes``: the memory that would do for what does not fit, where that is known.
+    """
 
     state: TrialState
     reason: str
+    needed_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,8 @@ class Draw:
 class Placement:
     """Where a trial's model is cut, after operation ``k`` of ``n``, and the digest of the bundle that became of it.
 
-    ``predicted_bytes`` is what the memory model says of the head, ``whole_bytes`` what it says of the whole model.
+    ``precision`` is the head's, ``precision_reason`` says why it is no smaller one. ``predicted_bytes`` is what the
+    memory model says of the head, ``whole_bytes`` what it says of the whole model in that precision.
     """
 
     k: int
@@ -91,23 +97,28 @@ class Placement:
     predicted_bytes: int
     whole_bytes: int
     bundle: str
+    precision: Precision
+    precision_reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A draw and what came of it. ``missed`` names every threshold that was missed, ``reason`` says it in words."""
+    """A draw and what came of it. ``missed`` names every threshold that was missed, ``reason`` says it in words;
+    ``needed_bytes`` is that of :class:`Failure`.
+    """
 
     draw: Draw
     state: TrialState
     evaluation: Evaluation | None = None
     missed: tuple[Criterion, ...] = ()
     reason: str = ""
+    needed_bytes: int | None = None
 
 
 def judge(draw: Draw, result: Evaluation | Failure, thresholds: Thresholds) -> Trial:
     """The finished trial: thresholds are inclusive, and both are looked at whatever the first says."""
     if isinstance(result, Failure):
-        return Trial(draw=draw, state=result.state, reason=result.reason)
+        return Trial(draw=draw, state=result.state, reason=result.reason, needed_bytes=result.needed_bytes)
     missed: list[Criterion] = []
     reasons: list[str] = []
     wanted, limit_ms = thresholds.min_accuracy, thresholds.max_latency_ms

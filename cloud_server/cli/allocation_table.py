@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from cloud_server.allocation.result import AllocationResult, DeviceResult
     from cloud_server.allocation.settings import LatencyStatistic
-    from cloud_server.allocation.trial import Evaluation
+    from cloud_server.allocation.trial import Evaluation, Placement
     from cloud_server.registry.records import AllocationRecord, DeviceRecord, RunRecord, TrialRecord
 
 
@@ -53,15 +53,14 @@ def trials_table(result: AllocationResult, *, width: int) -> Table:
 
 
 def _trial_cells(trial: TrialRecord, statistic: LatencyStatistic) -> tuple[tuple[str, ...], ...]:
-    cut = f"{trial.placement.k} of {trial.placement.n}" if trial.placement else ""
     accuracy = f"{trial.evaluation.accuracy:.3f}" if trial.evaluation else ""
     latency = f"{trial.evaluation.latency_ms(statistic):.1f}" if trial.evaluation else ""
     return (
         (str(trial.round), str(trial.number)),
-        (trial.device_id, trial.model, cut),
+        (trial.device_id, trial.model, _cut(trial.placement)),
         (trial.state.replace("_", " "),),
         (accuracy, latency),
-        (trial.reason,),
+        ("; ".join(filter(None, (trial.reason, _precision_reason(trial.placement)))),),
     )
 
 
@@ -99,6 +98,20 @@ def emulation_note(devices: Iterable[DeviceRecord]) -> str | None:
     return f"* emulated on this machine: {', '.join(means)}" if means else None
 
 
+def _cut(placement: Placement | None) -> str:
+    if placement is None:
+        return ""
+    cut = f"{placement.k} of {placement.n}"
+    return cut if placement.precision == "int8" else f"{cut}, {placement.precision}"
+
+
+def _precision_reason(placement: Placement | None) -> str:
+    """Why a head is no smaller."""
+    if placement is None or not placement.precision_reason:
+        return ""
+    return f"the head is {placement.precision}: {placement.precision_reason}"
+
+
 def _add_device(table: Table, result: DeviceResult, statistic: LatencyStatistic) -> None:
     name = result.device_id + ("*" if result.device and result.device.emulation else "")
     count = len(result.trials)
@@ -117,7 +130,8 @@ def _add_device(table: Table, result: DeviceResult, statistic: LatencyStatistic)
     floating = "" if trial.float_accuracy is None else f"\n{trial.float_accuracy:.3f}"
     table.add_row(
         f"{name}\n{memory}\npeak {format_size(evaluation.measured_peak_bytes)}",
-        f"{trial.model}\n{placement.cut}\n{placement.k} of {placement.n}, {format_size(evaluation.head_bytes)}",
+        f"{trial.model}\n{placement.cut}\n{placement.k} of {placement.n}, {format_size(evaluation.head_bytes)}"
+        + ("" if placement.precision == "int8" else f"\n{placement.precision}"),
         f"{evaluation.accuracy:.3f}{floating}",
         _latency(evaluation, statistic),
     )
@@ -165,6 +179,10 @@ def _caption(result: AllocationResult, statistic: LatencyStatistic) -> str:
         if trial is not None and trial.test_accuracy is not None and trial.test_samples:
             low, high = wilson_interval(trial.test_accuracy, trial.test_samples)
             tested.append(f"{each.device_id} {trial.test_accuracy:.3f} ({low:.3f} to {high:.3f})")
+    for each in result.devices:
+        placement = each.trial.placement if each.trial is not None else None
+        if reason := _precision_reason(placement):
+            lines.append(f"{each.device_id}: {reason}")
     if tested:
         lines.append(f"test set, with 95 % intervals: {', '.join(tested)}")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloud_server.cli.allocation_options import registry_options
-from cloud_server.cli.model_options import LoadingChoice, budget_options, find_source, model_options
+from cloud_server.cli.model_options import PRECISIONS, LoadingChoice, budget_options, find_source, model_options
 from cloud_server.cli.output import Group, grouped_table, json_option
 from edge_sdk.sizes import format_size
 
@@ -18,11 +18,19 @@ if TYPE_CHECKING:
     from cloud_server.allocation.settings import MemoryModelName
     from cloud_server.cut_report import Budget, CutReport, CutRow
     from converters.graph import TensorInfo
+    from edge_sdk.manifest import Precision
 
 
 @click.command()
 @model_options
 @budget_options
+@click.option(
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default=PRECISIONS[0],
+    show_default=True,
+    help="Of the heads whose memory is told.",
+)
 @click.option("--all", "illegal", is_flag=True, help="List the cuts that are not legal too, with the reason.")
 @click.option(
     "--plot",
@@ -37,6 +45,7 @@ def cuts(
     loading: LoadingChoice,
     budget: Budget | None,
     memory_model: MemoryModelName,
+    precision: Precision,
     illegal: bool,
     plot: Path | None,
     home: Path | None,
@@ -58,7 +67,7 @@ def cuts(
     source = find_source(model, loading, home=home, registry=registry)
     with waiting(f"reading {model}"), Workshop(Home.at(home).conversions, workers=1) as workshop:
         outline = workshop.outline(source.recipe(source.calibration)).result()
-    report = cut_report(model, outline, memory_model, budget)
+    report = cut_report(model, outline, memory_model, budget, precision)
     if plot is not None:
         write_plot(report, plot)
     if as_json:
@@ -116,6 +125,8 @@ def _verdict(report: CutReport) -> str:
     rule = f"the memory model '{report.memory_model}'"
     if report.memory_model == "peak":
         rule += f" for {report.runtime}"
+    if report.precision != "int8":
+        rule += f" and heads in {report.precision}"
     if report.chosen is None:
         return f"{whole}; {rule} finds none for {named}: {report.refusal}"
     if report.chosen == report.operations:

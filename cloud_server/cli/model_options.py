@@ -85,6 +85,9 @@ class LoadingChoice:
         return LoadOptions(custom_objects=self.custom_objects, input_shapes=self.input_shapes, unsafe=self.unsafe)
 
 
+# Not from converters.precision, which imports numpy: --help is to be quick.
+PRECISIONS = ("int8", "int8-weights", "float16", "float32")
+
 _LOADING_OPTIONS = (
     click.option(
         "--custom-objects",

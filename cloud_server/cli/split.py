@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloud_server.cli.allocation_options import registry_options
-from cloud_server.cli.model_options import LoadingChoice, budget_options, find_source, model_options
+from cloud_server.cli.model_options import PRECISIONS, LoadingChoice, budget_options, find_source, model_options
 from cloud_server.cli.output import json_option
 from edge_sdk.errors import ConfigError, DoesNotFitError
 from edge_sdk.sizes import format_size
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from cloud_server.cut_report import Budget
     from cloud_server.models import CalibrationData, ModelSource
     from converters import Outline, Precision
+    from converters.precision import Ladder
     from edge_sdk.bundle import Bundle
 
-PRECISIONS = ("auto", "int8", "int8-weights", "float16", "float32")
 RANDOM = "random"
 
 
@@ -35,7 +35,7 @@ RANDOM = "random"
 )
 @click.option(
     "--precision",
-    type=click.Choice(PRECISIONS),
+    type=click.Choice(("auto", *PRECISIONS)),
     default="auto",
     show_default=True,
     help="Of the head; 'auto' takes the first of int8, int8-weights, float16 and float32 that is accurate enough.",
@@ -92,9 +92,9 @@ def split(
             outline = workshop.outline(source.recipe(source.calibration)).result()
         samples = _calibration(source, calibration, outline)
         recipe = source.recipe(samples)
-        k = _cut(model, outline, wanted, budget, memory_model)
-        with waiting(f"building the bundle: {model} cut after operation {k} of {outline.n}"):
-            folder = workshop.build(recipe, k, precision, max_error).result()
+        ladder = _ladder(model, outline, wanted, budget, memory_model, precision, max_error)
+        with waiting(f"building the bundle: {model} cut after operation {ladder.first_k} of {outline.n}"):
+            folder = workshop.build_first(recipe, ladder).result()
     bundle = copy_bundle(folder, out)
     document = _document(bundle, out, "random" if samples is None else calibration or "task")
     if samples is None:
@@ -105,12 +105,6 @@ def split(
         stderr().print(
             f"only the engine 'tensorflow' can serve the tail, there is no tail.tflite: "
             f"{bundle.manifest.tail_tflite_reason}",
-            soft_wrap=True,
-        )
-    if budget is not None and bundle.manifest.precision != "int8":
-        stderr().print(
-            f"warning: the memory was reckoned for an int8 head; a head in {bundle.manifest.precision} needs more: "
-            "measure it with 'splitfleet-edge measure'",
             soft_wrap=True,
         )
     if as_json:
@@ -145,16 +139,28 @@ def _calibration(source: ModelSource, wanted: str | None, outline: Outline) -> C
     return None if wanted == RANDOM else CalibrationData.of_file_for(Path(wanted), outline.inputs)
 
 
-def _cut(model: str, outline: Outline, wanted: str | None, budget: Budget | None, memory_model: MemoryModelName) -> int:
+def _ladder(
+    model: str,
+    outline: Outline,
+    wanted: str | None,
+    budget: Budget | None,
+    memory_model: MemoryModelName,
+    precision: Precision,
+    max_error: float | None,
+) -> Ladder:
+    """The precisions to try, each with its cut: that which is ``wanted``, else that which the budget allows it."""
+    from cloud_server.allocation.memory_model import MODELS, NoCut, choose
     from cloud_server.cut_lookup import find_cut
-    from cloud_server.cut_report import cut_report
+    from converters.precision import Ladder
 
-    if wanted is not None:
-        return find_cut(model, outline, wanted)
-    report = cut_report(model, outline, memory_model, budget)
-    if report.chosen is None:
-        raise DoesNotFitError(f"model {model!r} never fits: {report.refusal}")
-    return report.chosen
+    if budget is None:
+        k = find_cut(model, outline, wanted or "")
+        return Ladder.of(precision, max_error, lambda _: k)
+    rule, size_bytes, runtime = MODELS[memory_model], budget.budget_bytes, budget.runtime
+    choice = choose(rule, outline, size_bytes, runtime, precision=precision, max_error=max_error)
+    if isinstance(choice, NoCut):
+        raise DoesNotFitError(f"model {model!r} never fits: {choice.reason}; {choice.advice}")
+    return choice.ladder
 
 
 def _document(bundle: Bundle, out: Path, calibration: str) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class RoundRow(Base):
 
 
 class TrialRow(Base):
-    """``k``, ``n``, ``cut``, the predicted sizes and ``bundle`` are known once the bundle is built."""
+    """``k``, ``n``, ``cut``, the predicted sizes, the precision and ``bundle`` are known once the bundle is built."""
 
     __tablename__ = "trials"
     __table_args__ = (Unique("run_id", "device_id", "number"),)
@@ -136,6 +136,8 @@ class TrialRow(Base):
     predicted_bytes: Mapped[int | None] = mapped_column(BigInteger)
     whole_bytes: Mapped[int | None] = mapped_column(BigInteger)
     bundle: Mapped[str | None] = mapped_column(String(64))
+    precision: Mapped[str | None]
+    precision_reason: Mapped[str | None] = mapped_column(Text)
     state: Mapped[str] = mapped_column(index=True)
     missed_accuracy: Mapped[bool]
     missed_latency: Mapped[bool]

@@ -179,6 +179,7 @@ class Registry(LibraryTables):
             row = session.get_one(TrialRow, trial_id)
             row.k, row.n, row.cut, row.bundle = placement.k, placement.n, placement.cut, placement.bundle
             row.predicted_bytes, row.whole_bytes = placement.predicted_bytes, placement.whole_bytes
+            row.precision, row.precision_reason = placement.precision, placement.precision_reason
 
     def end_trial(self, trial_id: int, trial: Trial, *, now: datetime) -> None:
         """A trial is judged; its evaluation, if it has one, becomes that of its ``split``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from cloud_server.allocation.fleet import Array, RunResult
-from cloud_server.allocation.memory_model import ChosenCut, NoCut
+from cloud_server.allocation.memory_model import Choice, ChosenCut, NoCut
 from cloud_server.allocation.metrics import accuracy
 from cloud_server.allocation.task_data import TaskData
 from cloud_server.registry import Registry
+from converters.precision import PRECISIONS, Attempt, Ladder
 from edge_sdk.bundle import Bundle
-from edge_sdk.errors import DoesNotFitError, UnknownBundleError
-from edge_sdk.manifest import CrossingSpec, Cut, FileEntry, InputSpec, Manifest, ModelRef, OutputSpec
+from edge_sdk.errors import ConversionError, DoesNotFitError, UnknownBundleError
+from edge_sdk.manifest import CrossingSpec, Cut, FileEntry, InputSpec, Manifest, ModelRef, OutputSpec, Precision
 from edge_sdk.protocol import DeviceState, Emulation, InstallReport, Register, Resources
 from zoo_keras.samples import Samples
 
@@ -47,7 +48,7 @@ def device_state(device_id: str, *, budget: int = 250, emulated: bool = False, o
     return DeviceState(registration=registration, online=online, silent_s=0.0 if online else 60.0)
 
 
-def make_bundle(folder: Path, model: str, k: int) -> Bundle:
+def make_bundle(folder: Path, model: str, k: int, precision: Precision = "int8", reason: str = "") -> Bundle:
     """A bundle that is whole to everyone who does not look into the files."""
     contents = {}
     if k > 0:
@@ -62,7 +63,8 @@ def make_bundle(folder: Path, model: str, k: int) -> Bundle:
         task="t",
         model=ModelRef(name=model, sha256=hashlib.sha256(model.encode()).hexdigest()),
         cut=Cut(k=k, n=N, name=f"layer_{k}"),
-        precision="int8",
+        precision=precision,
+        precision_reason=reason,
         inputs=(InputSpec(name="image", shape=(2, 2, 1), dtype="float32", scale=1.0, zero_point=-128),),
         crossing=(crossing,) if k < N else (),
         outputs=(OutputSpec(name="p", side="tail" if k < N else "head", shape=(CLASSES,), dtype="float32"),),
@@ -79,31 +81,55 @@ def make_bundle(folder: Path, model: str, k: int) -> Bundle:
 
 @dataclass(kw_only=True)
 class FakeCandidates:
-    """Models of four layers of 100 B each. ``broken`` tells which cannot be built, and how."""
+    """Models of four layers of 100 B each, 400 B in other precisions than int8. ``broken`` tells which cannot be built,
+    and how, ``poor`` which are no good in int8.
+    """
 
     folder: Path
     models: Sequence[str] = ("a", "b", "c")
     layer_bytes: Mapping[str, int] = field(default_factory=dict)
     broken: Mapping[str, Exception] = field(default_factory=dict)
+    poor: Collection[str] = ()
     built: list[tuple[str, int]] = field(default_factory=list)
     runtimes: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def choose(self, model: str, budget_bytes: int, runtime: str) -> ChosenCut | NoCut:
+    def choose(self, model: str, budget_bytes: int, runtime: str) -> Choice | NoCut:
         self.runtimes.append(runtime)
-        layer = self.layer_bytes.get(model, BYTES_OF_A_LAYER)
+        size = self.layer_bytes.get(model, BYTES_OF_A_LAYER)
+        sizes = {precision: size if precision == "int8" else 4 * size for precision in PRECISIONS}
+        cuts = {precision: self._cut(layer, budget_bytes) for precision, layer in sizes.items()}
+        if isinstance(cuts["int8"], NoCut):
+            return cuts["int8"]
+        ladder = Ladder.of("auto", None, lambda each: cut.k if isinstance(cut := cuts[each], ChosenCut) else cut.reason)
+        return Choice(cuts=cuts, ladder=ladder)
+
+    @staticmethod
+    def _cut(layer: int, budget_bytes: int) -> ChosenCut | NoCut:
         k = min(budget_bytes // layer, N)
         if k == 0:
-            return NoCut(reason=f"its smallest head needs {layer} B, the budget is {budget_bytes} B")
+            reason = f"its smallest head needs {layer} B, the budget is {budget_bytes} B"
+            return NoCut(reason=reason, needed_bytes=layer)
         return ChosenCut(k=k, n=N, cut=f"layer_{k}", predicted_bytes=k * layer, whole_bytes=N * layer)
 
-    def build(self, model: str, k: int) -> Bundle:
+    def build(self, model: str, choice: Choice) -> Bundle:
+        def attempt(wanted: Attempt) -> Bundle:
+            if model in self.poor and wanted.precision == "int8":
+                raise ConversionError("its error is 0.5 of the signal")
+            return self.made(model, wanted.k, wanted.precision, wanted.before)
+
+        return choice.ladder.climb(attempt)
+
+    def build_cloud_only(self, model: str) -> Bundle:
+        return self.made(model, 0)
+
+    def made(self, model: str, k: int, precision: Precision = "int8", reason: str = "") -> Bundle:
         if model in self.broken:
             raise self.broken[model]
         with self._lock:
             self.built.append((model, k))
-            folder = self.folder / f"{model}-{k}"
-            return Bundle.open(folder) if folder.exists() else make_bundle(folder, model, k)
+            folder = self.folder / f"{model}-{k}-{precision}"
+            return Bundle.open(folder) if folder.exists() else make_bundle(folder, model, k, precision, reason)
 
     def predict(self, model: str, samples: Samples) -> Sequence[Array]:  # noqa: ARG002
         return [one_hot(samples.labels)]

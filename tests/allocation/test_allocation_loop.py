@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cloud_server.allocation.core import OutcomeState
 from cloud_server.allocation.means import Means
@@ -18,6 +20,7 @@ from cloud_server.allocation.run import allocate, find_devices
 from cloud_server.allocation.settings import AllocationSettings, Thresholds
 from cloud_server.allocation.task_data import TaskData
 from cloud_server.allocation.trial import Trial, TrialState
+from cloud_server.cli.allocation_table import allocation_table, trials_table
 from cloud_server.registry import Registry
 from cloud_server.registry.records import RunState
 from edge_sdk.errors import (
@@ -204,9 +207,55 @@ def test_a_model_that_cannot_fit_is_passed_over_without_a_deployment(
     assert len(set(fleet.published)) == len(fleet.published) == 1
 
 
-def test_nothing_fits(run: Allocate, make_fleet: MakeFleet, make_state: MakeState) -> None:
+def test_a_model_that_int8_spoils_gets_another_precision_where_that_fits(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, candidates: Candidates, registry: Registry
+) -> None:
+    candidates.models = ("a",)
+    candidates.poor = {"a"}
+    result = run(make_fleet(good, make_state("x", budget=450), make_state("y", budget=250)))
+    x, y = result.devices
+    assert x.trial is not None
+    placement = x.trial.placement
+    assert placement is not None
+    assert (placement.k, placement.predicted_bytes, placement.whole_bytes) == (1, 400, 1600)
+    assert placement.precision == "int8-weights"
+    assert placement.precision_reason == "int8 at k=4: its error is 0.5 of the signal"
+    assert placement in [trial.placement for trial in registry.trials(result.run.run_id)]
+    (trial,) = y.trials
+    assert trial.state is TrialState.DOES_NOT_FIT
+    assert trial.reason.startswith("int8: its error is 0.5 of the signal; int8-weights: its smallest head needs 400 B")
+    documents = {each["device_id"]: each for each in result.to_document()["devices"]}
+    assert documents["x"]["allocation"]["precision"] == "int8-weights"
+    assert documents["x"]["allocation"]["precision_reason"] == placement.precision_reason
+    assert documents["y"]["trials"][0]["precision"] is None
+    for table in (allocation_table(result), trials_table(result)):
+        console = Console(width=400, file=io.StringIO(), record=True)
+        console.print(table)
+        assert "the head is int8-weights: int8 at k=4: its error is 0.5 of the signal" in console.export_text()
+
+
+def test_another_model_is_drawn_at_once_where_no_good_precision_fits(
+    run: Allocate, make_fleet: MakeFleet, make_state: MakeState, candidates: Candidates
+) -> None:
+    candidates.poor = {"a", "b"}
+    result = run(make_fleet(good, *(make_state(name) for name in "vwxyz")))
+    assert result.error() is None
+    assert result.run.rounds == 1
+    for device in result.devices:
+        assert device.trials[-1].model == "c"
+        assert all(trial.state is TrialState.DOES_NOT_FIT for trial in device.trials[:-1])
+    assert any(len(device.trials) > 1 for device in result.devices)
+
+
+def test_nothing_fits(run: Allocate, make_fleet: MakeFleet, make_state: MakeState, candidates: Candidates) -> None:
+    candidates.layer_bytes = {"b": 70}
     result = run(make_fleet(good, make_state("x", budget=50)))
-    assert isinstance(result.error(), InfeasibleError)
+    error = result.error()
+    assert isinstance(error, InfeasibleError)
+    assert error.message.endswith(
+        "infeasible: x (no model fits; of 'b', its smallest head needs 70 B, the budget is 50 B; "
+        "give it at least 70 B, or take a smaller model) (every model was tried)"
+    )
     assert [trial.state for trial in result.devices[0].trials] == [TrialState.DOES_NOT_FIT] * 3
     assert result.devices[0].trial is None
     assert result.to_document()["devices"][0]["nearest_miss"] is None
@@ -504,14 +553,10 @@ def test_baselines_are_measured_beside_and_the_split_is_installed_again(
 def test_what_goes_wrong_beside_is_a_warning(
     run: Allocate, make_fleet: MakeFleet, make_state: MakeState, candidates: Candidates, recorder: Recorder
 ) -> None:
-    build = candidates.build
+    def no_cloud_only(model: str) -> Any:  # noqa: ARG001
+        raise ConversionError("cannot be built")
 
-    def no_cloud_only(model: str, k: int) -> Any:
-        if k == 0:
-            raise ConversionError("cannot be built")
-        return build(model, k)
-
-    candidates.build = no_cloud_only
+    candidates.build_cloud_only = no_cloud_only
     result = run(make_fleet(good, make_state("x")), baselines=True)
     assert result.error() is None
     assert recorder.warnings == ["x: cloud-only: cannot be built"]

@@ -191,7 +191,7 @@ def test_an_allocation_over_the_wire(peer: ScriptedPeer, candidates: Any, regist
 
 
 def test_what_the_repository_has_is_not_sent_again(peer: ScriptedPeer, candidates: Any, data: TaskData) -> None:
-    bundle = candidates.build("a", 2)
+    bundle = candidates.made("a", 2)
     with RemoteFleet(peer.endpoint, stall_timeout_s=1.0) as fleet:
         fleet.publish(bundle)
         assert fleet.publish_inputs(data.test.inputs) == fleet.publish_inputs(data.test.inputs)
@@ -201,7 +201,7 @@ def test_what_the_repository_has_is_not_sent_again(peer: ScriptedPeer, candidate
 
 
 def test_what_another_published_can_be_run(peer: ScriptedPeer, candidates: Any, data: TaskData) -> None:
-    bundle = candidates.build("b", 2)
+    bundle = candidates.made("b", 2)
     with RemoteFleet(peer.endpoint, stall_timeout_s=1.0) as first:
         first.publish(bundle)
         inputs = first.publish_inputs(data.test.inputs)
@@ -213,7 +213,7 @@ def test_what_another_published_can_be_run(peer: ScriptedPeer, candidates: Any, 
 
 def test_a_bundle_without_a_tail_loads_none(peer: ScriptedPeer, candidates: Any) -> None:
     with RemoteFleet(peer.endpoint, stall_timeout_s=1.0) as fleet:
-        fleet.publish(candidates.build("a", 4))
+        fleet.publish(candidates.made("a", 4))
     assert "tail.load" not in peer.asked
 
 

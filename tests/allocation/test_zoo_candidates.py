@@ -12,7 +12,7 @@ import pytest
 
 import zoo_keras
 from cloud_server.allocation.candidates import WorkshopCandidates, zoo_recipe
-from cloud_server.allocation.memory_model import MODELS, ChosenCut, NoCut
+from cloud_server.allocation.memory_model import MODELS, Choice, NoCut
 from cloud_server.allocation.metrics import accuracy
 from cloud_server.allocation.predictions import Predictions
 from cloud_server.allocation.task_data import TaskData, task_data
@@ -61,14 +61,17 @@ def test_a_task_has_its_data(find: Callable[[str], TaskData]) -> None:
 def test_a_budget_chooses_the_cut_and_a_bundle_is_built_of_it(candidates: WorkshopCandidates) -> None:
     assert isinstance(candidates.choose(MODEL, 10, "litert"), NoCut)
     chosen = candidates.choose(MODEL, 20_000, "litert")
-    assert isinstance(chosen, ChosenCut)
-    assert 0 < chosen.k < chosen.n
-    assert chosen.predicted_bytes <= 20_000 < chosen.whole_bytes
-    bundle = candidates.build(MODEL, chosen.k)
+    assert isinstance(chosen, Choice)
+    cut = chosen.first
+    assert 0 < cut.k < cut.n
+    assert cut.predicted_bytes <= 20_000 < cut.whole_bytes
+    bundle = candidates.build(MODEL, chosen)
     bundle.verify()
     assert (bundle.manifest.model.name, bundle.manifest.task) == (MODEL, TASK)
-    assert (bundle.manifest.cut.k, bundle.manifest.cut.name) == (chosen.k, chosen.cut)
-    assert bundle.manifest.cumulative_bytes == chosen.predicted_bytes
+    assert (bundle.manifest.cut.k, bundle.manifest.cut.name) == (cut.k, cut.cut)
+    assert bundle.manifest.cumulative_bytes == cut.predicted_bytes
+    assert bundle.manifest.precision == "int8"
+    assert candidates.build_cloud_only(MODEL).manifest.cut.k == 0
 
 
 def test_predictions_are_the_model_s_and_are_asked_once(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cloud_server.allocation.settings import MemoryModelName
 from cloud_server.cli.cut_plot import terminal_plot, write_plot
 from cloud_server.cli.cuts import cuts_table
 from cloud_server.cut_lookup import find_cut
@@ -75,6 +76,8 @@ def test_the_budget_decides_what_is_marked(budget_bytes: int, chosen: int | None
 
 
 PEAKS = {"litert": (1000, 1500, 1400, 2000), "tflite-runtime": (900, 950, 990, 995)}
+FLOAT_PEAKS = {"litert": (3000, 4500, 4200, 6000), "tflite-runtime": (2700, 2850, 2970, 2985)}
+BY_PRECISION = {"int8": PEAKS, "int8-weights": FLOAT_PEAKS, "float16": FLOAT_PEAKS, "float32": FLOAT_PEAKS}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ PEAKS = {"litert": (1000, 1500, 1400, 2000), "tflite-runtime": (900, 950, 990, 9
     ],
 )
 def test_the_peak_of_the_device_s_runtime_decides(budget: Budget, chosen: int | None) -> None:
-    outline = dataclasses.replace(chain(), peak_bytes=PEAKS)
+    outline = dataclasses.replace(chain(), peak_bytes=BY_PRECISION)
     found = cut_report("chain", outline, "peak", budget)
     assert found.chosen == chosen
     document = found.to_document(illegal=True)
@@ -97,8 +100,25 @@ def test_the_peak_of_the_device_s_runtime_decides(budget: Budget, chosen: int | 
     assert [cut["fits"] for cut in document["cuts"]] == [
         peak <= budget.budget_bytes for peak in PEAKS[budget.runtime][:3]
     ]
-    assert ("by 1.4 kB, the budget is 1.4 kB" in found.refusal) == (chosen is None)
+    assert found.refusal == (
+        ""
+        if chosen
+        else "its smallest int8 head, cut after operation 3 ('layer_3'), is predicted to grow a process with litert by "
+        "1.4 kB, the budget is 1.4 kB; give it at least 1.4 kB, or take a smaller model"
+    )
     assert f"predicted peak, {budget.runtime}" in terminal_plot(found)
+
+
+@pytest.mark.parametrize(("memory_model", "chosen"), [("peak", 3), ("cumulative", 4)])
+def test_heads_of_another_precision_need_more(memory_model: MemoryModelName, chosen: int) -> None:
+    outline = dataclasses.replace(chain(), peak_bytes=BY_PRECISION)
+    found = cut_report("chain", outline, memory_model, Budget(budget_bytes=5000), "float32")
+    assert found.chosen == chosen
+    document = found.to_document(illegal=True)
+    assert document["precision"] == "float32"
+    assert [cut["peak_bytes"]["litert"] for cut in document["cuts"]] == [3000, 4500, 4200]
+    assert [cut["cumulative_bytes"] for cut in document["cuts"]] == [560, 1200, 1680]
+    assert document["cuts"][0]["feature_bytes_int8"] == report(None).rows[0].feature_bytes_int8
 
 
 def test_a_budget_for_a_runtime_without_predictions_is_told() -> None:
@@ -156,7 +176,7 @@ def test_a_number_that_is_a_name_too_is_told() -> None:
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_table_fits_its_width(width: int) -> None:
-    outline = dataclasses.replace(chain(), peak_bytes=PEAKS)
+    outline = dataclasses.replace(chain(), peak_bytes=BY_PRECISION)
     found = cut_report("chain", outline, "peak", Budget(budget_bytes=1400))
     console = Console(width=width, file=io.StringIO(), record=True)
     console.print(cuts_table(found, illegal=True, width=width))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -83,6 +84,44 @@ def test_the_upgrade_keeps_what_is_there_and_adds_the_library(url: str) -> None:
     with Registry(url) as registry:
         assert registry.user_tasks() == [task("halves")]
         assert registry.user_models() == [model("mine", "halves")]
+
+
+def test_heads_of_before_there_were_precisions_are_int8(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'registry.db'}"
+    engine = make_engine(url)
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+        tables = sa.MetaData()
+        tables.reflect(connection)
+
+        def insert(table: str, **values: Any) -> None:
+            columns = tables.tables[table].columns
+            zeros = {each.name: _zero(each.type) for each in columns if not each.nullable and each.name not in values}
+            connection.execute(tables.tables[table].insert().values(**zeros | values))
+
+        insert("devices", id="board")
+        insert("runs", id=1, state="accepted")
+        insert("rounds", id=1, run_id=1, number=1)
+        placed = {"k": 1, "n": 2, "cut": "c", "predicted_bytes": 3, "whole_bytes": 4, "bundle": DIGEST}
+        insert("trials", id=1, run_id=1, round_id=1, device_id="board", number=1, state="accepted", **placed)
+        insert("trials", id=2, run_id=1, round_id=1, device_id="board", number=2, state="does_not_fit")
+    engine.dispose()
+    with Registry(url) as registry:
+        first, second = registry.trials(1)
+    assert first.placement is not None
+    assert (first.placement.precision, first.placement.precision_reason) == ("int8", "")
+    assert second.placement is None
+
+
+def _zero(kind: sa.types.TypeEngine[Any]) -> Any:
+    if isinstance(kind, sa.DateTime):
+        return NOW
+    if isinstance(kind, sa.JSON):
+        return {}
+    return "" if isinstance(kind, sa.String) else 0
 
 
 def test_a_name_is_taken_until_it_is_removed(url: str) -> None:

@@ -42,7 +42,7 @@ def hungry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     image = np.random.default_rng(1).uniform(0, 255, (1, 224, 224, 3)).astype(np.float32)
     path = tmp_path_factory.mktemp("hungry") / "head.tflite"
     write_head(split(flat, flat.graph.n).head, ["output_0"], Calibration.of(flat.graph, {"image": image}), path)
-    return path, predicted_peaks(flat, flat.graph.n)[choose_runtime()]
+    return path, predicted_peaks(flat, flat.graph.n, "int8")[choose_runtime()]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,9 @@ import small_models
 
 from converters import Outline, PeakChoice, choose_peak
 from converters.graph import Graph
+from converters.precision import PRECISIONS
 from edge_sdk.errors import ConfigError, InvalidInputError
+from edge_sdk.manifest import Precision
 from edge_sdk.memory import measure
 from edge_sdk.runtime import RUNTIMES, choose_runtime
 from zoo_keras.builders import ARCHITECTURES
@@ -28,7 +30,9 @@ def outline_of(flat: Any) -> Outline:
     return Outline.of(flat.graph, "0" * 64, all_peaks(flat))
 
 
-def assert_prediction_holds(flat: Any, k: int, samples: dict[str, Any], path: Path) -> None:
+def assert_prediction_holds(
+    flat: Any, k: int, samples: dict[str, Any], path: Path, precision: Precision = "int8"
+) -> None:
     """Never 5 % too little, and not far too much."""
     from converters.calibration import Calibration
     from converters.head import write_head
@@ -38,10 +42,10 @@ def assert_prediction_holds(flat: Any, k: int, samples: dict[str, Any], path: Pa
     halves = split(flat, k)
     keys = [f"feature_{number}" for number in range(len(halves.crossing))]
     keys += [f"output_{place}" for place in halves.head_outputs]
-    write_head(halves.head, keys, Calibration.of(flat.graph, samples), path)
+    write_head(halves.head, keys, Calibration.of(flat.graph, samples), path, precision)
     runtime = choose_runtime()
     measured = measure(path, runtime=runtime).peak_bytes
-    predicted = predicted_peaks(flat, k)[runtime]
+    predicted = predicted_peaks(flat, k, precision)[runtime]
     # Never too little. Too much by the code pages of the runtime too, where the system mapped them with the library.
     assert 0.95 * measured <= predicted <= 1.3 * measured + CODE_PAGES_BYTES
 
@@ -60,14 +64,26 @@ def test_heads_of_any_kind_grow_by_what_is_predicted(flat_model: Any, tmp_path: 
     assert_prediction_holds(flat, flat.graph.n, small_models.samples(kind), tmp_path / "head.tflite")
 
 
+@pytest.mark.parametrize("precision", ["int8-weights", "float16", "float32"])
+def test_heads_of_other_precisions_grow_by_what_is_predicted(zoo_model: Any, tmp_path: Path, precision: Any) -> None:
+    flat = zoo_model("residual")
+    pixels = np.random.default_rng(1).uniform(0, 255, (4, 28, 28, 1)).astype(np.float32)
+    assert_prediction_holds(flat, flat.graph.n, {"image": pixels}, tmp_path / "head.tflite", precision)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 1.0])
-def test_all_models_of_the_zoo(zoo_model: Any, tmp_path: Path, name: str, share: float) -> None:
+@pytest.mark.parametrize(
+    ("share", "precision"),
+    [(0.25, "int8"), (0.5, "int8"), (0.75, "int8")]
+    + [(1.0, precision) for precision in ("int8", "int8-weights", "float16", "float32")],
+)
+def test_all_models_of_the_zoo(zoo_model: Any, tmp_path: Path, name: str, share: float, precision: Any) -> None:
     flat = zoo_model(name)
     legal = [*(cut.k for cut in outline_of(flat).cuts if cut.legal), flat.graph.n]
     pixels = np.random.default_rng(1).uniform(0, 255, (4, 28, 28, 1)).astype(np.float32)
-    assert_prediction_holds(flat, legal[int((len(legal) - 1) * share)], {"image": pixels}, tmp_path / "head.tflite")
+    k = legal[int((len(legal) - 1) * share)]
+    assert_prediction_holds(flat, k, {"image": pixels}, tmp_path / "head.tflite", precision)
 
 
 def test_there_is_a_prediction_for_every_runtime_and_head(flat_model: Any) -> None:
@@ -75,9 +91,11 @@ def test_there_is_a_prediction_for_every_runtime_and_head(flat_model: Any) -> No
 
     flat = flat_model("branches")
     outline = outline_of(flat)
-    assert set(outline.peak_bytes) == set(RUNTIMES)
-    for runtime, peaks in outline.peak_bytes.items():
-        assert peaks == tuple(predicted_peaks(flat, k)[runtime] for k in range(1, outline.n + 1))
+    assert set(outline.peak_bytes) == set(outline.cumulative_bytes) == set(PRECISIONS)
+    for precision, by_runtime in outline.peak_bytes.items():
+        assert set(by_runtime) == set(RUNTIMES)
+        for runtime, peaks in by_runtime.items():
+            assert peaks == tuple(predicted_peaks(flat, k, precision)[runtime] for k in range(1, outline.n + 1))
     assert Outline.from_json(outline.to_json()) == outline
 
 
@@ -96,7 +114,8 @@ def test_layers_that_nobody_foresaw_are_reckoned_as_weights() -> None:
 
     inputs = keras.Input((10,))
     flat = flatten(keras.Model(inputs, Mystery()(inputs)))
-    assert min(predicted_peaks(flat, 1).values()) > 3_000_000 + 1_000_000
+    for precision in PRECISIONS:
+        assert min(predicted_peaks(flat, 1, precision).values()) > 3_000_000 + 1_000_000
 
 
 class TestChoosing:
@@ -107,17 +126,17 @@ class TestChoosing:
         graph: Graph = flat_model("chain").graph
         whole = Outline.of(graph, "0" * 64)
         peaks = (*self.PEAKS, *range(5_000_001, 5_000_001 + whole.n - len(self.PEAKS)))
-        return dataclasses.replace(whole, peak_bytes={"litert": peaks})
+        return dataclasses.replace(whole, peak_bytes={"int8": {"litert": peaks}})
 
     def test_the_deepest_that_fits(self, outline: Outline) -> None:
         legal = [cut.k for cut in outline.cuts if cut.legal]
-        peaks = outline.peak_bytes["litert"]
+        peaks = outline.peak_bytes["int8"]["litert"]
         expected = max(k for k in legal if peaks[k - 1] <= 5_000_000)
         assert choose_peak(outline, 5_000_000, "litert") == PeakChoice(k=expected, peak_bytes=peaks[expected - 1])
 
     def test_everything_fits(self, outline: Outline) -> None:
         choice = choose_peak(outline, 10**9, "litert")
-        assert choice == PeakChoice(k=outline.n, peak_bytes=outline.peak_bytes["litert"][-1])
+        assert choice == PeakChoice(k=outline.n, peak_bytes=outline.peak_bytes["int8"]["litert"][-1])
 
     def test_what_no_device_can_run_stays_a_split(self, outline: Outline) -> None:
         never = dataclasses.replace(outline, edge_only_reason="no")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 import subprocess
 import sys
@@ -36,6 +37,16 @@ SETTINGS = AllocationSettings(
     seed=-(2**63),
     max_rounds=3,
     baselines=True,
+)
+PLACEMENT = Placement(
+    k=3,
+    n=9,
+    cut="block_3/relu",
+    predicted_bytes=7_000_000,
+    whole_bytes=9_000_000,
+    bundle=BUNDLE,
+    precision="float16",
+    precision_reason="int8: no such kernel",
 )
 EVALUATION = Evaluation(
     samples=1000,
@@ -92,10 +103,7 @@ def started_trial(registry: Registry, *, device_id: str = "camera", model: str =
 
 
 def accept(registry: Registry, trial_id: int, *, bundle: str = BUNDLE, device_id: str = "camera") -> None:
-    registry.place_trial(
-        trial_id,
-        Placement(k=3, n=9, cut="block_3/relu", predicted_bytes=7_000_000, whole_bytes=9_000_000, bundle=bundle),
-    )
+    registry.place_trial(trial_id, dataclasses.replace(PLACEMENT, bundle=bundle))
     draw = Draw(round=1, device_id=device_id, trial=1, model="m")
     trial = Trial(draw=draw, state=TrialState.ACCEPTED, evaluation=EVALUATION)
     registry.end_trial(trial_id, trial, now=later(5))
@@ -196,9 +204,7 @@ def test_everything_of_a_trial_survives_a_restart(url: str) -> None:
     with Registry(url) as registry:
         (trial,) = registry.trials(1)
     assert [trial] == before
-    assert trial.placement == Placement(
-        k=3, n=9, cut="block_3/relu", predicted_bytes=7_000_000, whole_bytes=9_000_000, bundle=BUNDLE
-    )
+    assert trial.placement == PLACEMENT
     assert trial.evaluation == EVALUATION
     assert [(record.variant, record.bundle, record.k) for record in trial.evaluations] == [
         ("split", BUNDLE, 3),
@@ -210,7 +216,7 @@ def test_everything_of_a_trial_survives_a_restart(url: str) -> None:
 
 def test_both_missed_thresholds_are_recorded(registry: Registry) -> None:
     trial_id = started_trial(registry)
-    registry.place_trial(trial_id, Placement(k=3, n=9, cut="c", predicted_bytes=1, whole_bytes=2, bundle=BUNDLE))
+    registry.place_trial(trial_id, PLACEMENT)
     draw = Draw(round=1, device_id="camera", trial=1, model="m")
     trial = Trial(
         draw=draw, state=TrialState.MISSED, evaluation=EVALUATION, missed=("accuracy", "latency"), reason="too bad"
