@@ -33,7 +33,7 @@ from edge_sdk.bundle import Bundle
 from edge_sdk.errors import BundleError, StorageError
 
 # To be raised by whoever changes what a build makes of the same model.
-BUILD_FORMAT = 13
+BUILD_FORMAT = 14
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,9 +33,6 @@ def converted(function: Any, inputs: Sequence[str], outputs: Sequence[str], weig
         converter._experimental_disable_per_channel_quantization_for_dense_layers = True
     if weights == "float16":
         converter.target_spec.supported_types = [tensorflow.float16]
-    elif weights == "int8-weights":
-        # One scale for all channels of a dense layer: tflite-runtime 2.14 has no kernel for one each, beside floats.
-        converter._experimental_disable_per_channel_quantization_for_dense_layers = True
     model = unpacked(converter.convert())
     float_filters(model)
     main = model.subgraphs[0]

@@ -6,7 +6,8 @@ XNNPACK's sources and were checked against traced allocations, where they are ex
 x86-64 with AVX-512: other processors pad weights to smaller tiles, so they need no more.
 
 The copy of float16 weights is float32. Where only weights are int8, filters and dense layers round their input to int8
-first; depthwise filters have no such kernel and are left to TensorFlow Lite, which makes no copy.
+first; depthwise filters have no such kernel and are left to TensorFlow Lite, which makes no copy, and transposed ones
+are made float32.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ CHANNEL_EXTRA_BYTES, ROUNDED_EXTRA_BYTES, FLOAT_EXTRA_BYTES = 8, 12, 4
 def litert_parts(head: HeadKernels, precision: Precision) -> Parts:
     """What this runtime allocates for ``head``."""
     weights = sum(packed_bytes(kernel, precision) for kernel in head.kernels)
-    if precision == "float16":
-        # Made float32 one by one, each beside its copy.
-        weights += max((unpacked_bytes(kernel) for kernel in head.kernels), default=0)
-        weights += sum(unpacked_bytes(kernel) for kernel in head.kernels if kernel.kind == "gather")
+    # Made float32 one by one, each beside its copy; the tables of embeddings stay.
+    unpacked = [unpacked_bytes(kernel, precision) for kernel in head.kernels]
+    weights += max(unpacked, default=0)
+    weights += sum(size for size, kernel in zip(unpacked, head.kernels, strict=True) if kernel.kind == "gather")
     tables = sum(table_bytes(kernel) for kernel in head.kernels if _is_delegated(kernel, precision))
     return Parts(weights=weights, tables=tables, activations=_ACTIVATIONS[precision].bytes_of(head))
 

@@ -21,8 +21,10 @@ BIAS_BYTES, SCALE_BYTES = 4, 12
 
 # TensorFlow Lite leaves weights of fewer numbers as they are, where only weights become int8.
 LEAST_QUANTIZED = 1024
-# Their weights become int8 where only weights do.
-_WEIGHTS_TO_INT8 = frozenset({"conv", "depthwise", "dense", "transpose_conv"})
+# Where only weights become int8: these multiply with them; the filters of transposed convolutions and the tables of
+# embeddings are only stored so.
+_MULTIPLY_INT8 = frozenset({"conv", "depthwise", "dense"})
+_STORE_INT8 = _MULTIPLY_INT8 | {"transpose_conv", "gather"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +62,11 @@ def _stored_bytes(kernel: Kernel, precision: Precision) -> int:
 
 @lru_cache(maxsize=KNOWN_KERNELS)
 def is_quantized(kernel: Kernel, precision: Precision) -> bool:
-    """Whether a kernel has weights and they are int8."""
+    """Whether a kernel has weights and multiplies with them as int8."""
     if kernel.weights is None or kernel.kind == "float":
         return False
     if precision == "int8-weights":
-        return kernel.kind in _WEIGHTS_TO_INT8 and kernel.weights.count >= LEAST_QUANTIZED
+        return kernel.kind in _MULTIPLY_INT8 and kernel.weights.count >= LEAST_QUANTIZED
     return precision == "int8"
 
 
@@ -101,7 +103,15 @@ def _constants_of(kernel: Kernel) -> int:
     return 2 * (kernel.weights is not None) + (kernel.constants > 0)
 
 
-def unpacked_bytes(kernel: Kernel) -> int:
+def unpacked_bytes(kernel: Kernel, precision: Precision) -> int:
+    """What those constants of a kernel take as float32 that are made so before they are used."""
+    weights = kernel.weights
+    if precision == "int8-weights" and kernel.kind == "transpose_conv" and weights is not None:
+        return FLOAT_BYTES * weights.count if weights.count >= LEAST_QUANTIZED else 0
+    return 0 if precision != "float16" else float_bytes(kernel)
+
+
+def float_bytes(kernel: Kernel) -> int:
     """What the constants of a kernel take as float32."""
     weights = kernel.weights
     return FLOAT_BYTES * (kernel.constants + (weights.count + weights.channels if weights is not None else 0))
@@ -110,14 +120,10 @@ def unpacked_bytes(kernel: Kernel) -> int:
 def _number_bytes(kernel: Kernel, count: int, precision: Precision) -> int:
     if precision == "float16":
         return 2
-    if is_quantized(kernel, precision):
-        return 1
-    if precision == "int8" and kernel.kind != "float":
-        return 1
-    # The table of an embedding is as weights are.
-    if precision == "int8-weights" and kernel.kind == "gather" and count >= LEAST_QUANTIZED:
-        return 1
-    return FLOAT_BYTES
+    if precision == "int8":
+        return FLOAT_BYTES if kernel.kind == "float" else 1
+    small = precision == "int8-weights" and kernel.kind in _STORE_INT8 and count >= LEAST_QUANTIZED
+    return 1 if small else FLOAT_BYTES
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -21,7 +21,7 @@ from converters.activations import Activations
 from converters.arena import align, drifting_bytes
 from converters.kernels import HeadKernels, Kernel
 from converters.peak_litert import CHANNEL_TILE, packed_bytes, table_bytes
-from converters.peak_parts import FLOAT_BYTES, Parts, is_quantized, round_up, unpacked_bytes
+from converters.peak_parts import FLOAT_BYTES, Parts, float_bytes, is_quantized, round_up, unpacked_bytes
 from converters.precision import PRECISIONS
 from edge_sdk.manifest import Precision
 
@@ -40,10 +40,9 @@ def tflite_runtime_parts(head: HeadKernels, precision: Precision) -> Parts:
     delegated = [kernel for kernel in head.kernels if _is_delegated(kernel, precision)]
     weights = _products_bytes([kernel for kernel in head.kernels if is_quantized(kernel, precision)], precision)
     weights += sum(packed_bytes(kernel, precision, float_filter_tile=CHANNEL_TILE) for kernel in delegated)
+    weights += sum(unpacked_bytes(kernel, precision) for kernel in head.kernels)
     # Whatever these do with them.
-    weights += sum(unpacked_bytes(kernel) for kernel in head.kernels if kernel.kind == "float" and kernel.weights)
-    if precision == "float16":
-        weights += sum(unpacked_bytes(kernel) for kernel in head.kernels)
+    weights += sum(float_bytes(kernel) for kernel in head.kernels if kernel.kind == "float" and kernel.weights)
     return Parts(
         weights=weights,
         tables=sum(table_bytes(kernel) for kernel in delegated),

@@ -228,7 +228,7 @@ def test_a_model_that_int8_spoils_gets_another_precision_where_that_fits(
     assert documents["x"]["allocation"]["precision"] == "int8-weights"
     assert documents["x"]["allocation"]["precision_reason"] == placement.precision_reason
     assert documents["y"]["trials"][0]["precision"] is None
-    for table in (allocation_table(result), trials_table(result)):
+    for table in (allocation_table(result), trials_table(result, width=400)):
         console = Console(width=400, file=io.StringIO(), record=True)
         console.print(table)
         assert "the head is int8-weights: int8 at k=4: its error is 0.5 of the signal" in console.export_text()

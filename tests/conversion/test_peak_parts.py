@@ -97,6 +97,15 @@ def test_litert_packs_other_precisions_as_floats_or_with_sums(
     assert half.weights == floats + 4 * (kernel.weights.count + kernel.weights.channels)
 
 
+def test_transposed_filters_of_int8_weights_are_as_those_of_float16() -> None:
+    head = head_of(IMAGE, lambda make: [make.Conv2DTranspose(40, 3, strides=2, padding="same")], quantized=False)
+    packed, unpacked = 83_712, 4 * 9 * 48 * 40
+    weights = tflite_runtime_parts(head, "int8-weights")
+    assert (weights.weights, weights.tables) == (packed + unpacked, 165_888)
+    assert weights.activations == tflite_runtime_parts(head, "float16").activations
+    assert litert_parts(head, "int8-weights").weights == 111_616 + unpacked
+
+
 def test_tflite_runtime_packs_floats_and_keeps_float16_as_float32_too() -> None:
     head = head_of(IMAGE, lambda make: [make.Conv2D(40, 3, padding="same")], quantized=False)
     full, half = tflite_runtime_parts(head, "float32"), tflite_runtime_parts(head, "float16")
