@@ -316,8 +316,9 @@ def _tensor(spec: Any, frame: Frame) -> Tensor:
     expected = math.prod(shape) * dtype.itemsize
     if len(frame) != expected:
         raise ProtocolError(f"tensor {name!r}: {dtype_name} {shape} needs {expected} bytes, {len(frame)} came")
-    if expected > MAX_TENSOR_BYTES:
-        raise ProtocolError(f"tensor {name!r}: {expected} bytes exceed {MAX_TENSOR_BYTES}")
+    # An empty tensor, too, has sides that somebody has to count with.
+    if math.prod(side or 1 for side in shape) * dtype.itemsize > MAX_TENSOR_BYTES:
+        raise ProtocolError(f"tensor {name!r}: {dtype_name} {shape} exceeds {MAX_TENSOR_BYTES} bytes")
     data = np.frombuffer(frame, dtype=dtype).reshape(shape)
     if data.flags.writeable:
         data.flags.writeable = False

@@ -246,6 +246,13 @@ def test_whatever_is_nested_however_deep_is_a_message_or_a_protocol_error(
             wire.decode(frames)
 
 
+@pytest.mark.parametrize("shape", [[0, 2**62, 8], [2**63, 0], [2**20, 2**20, 0, 2**20], [0, 2**64 - 1]])
+def test_an_empty_tensor_of_endless_sides_is_refused(shape: list[int]) -> None:
+    packed = msgpack.packb({"id": 1, "tensors": [["a", "int8", shape, None, None, "raw"]]})
+    with pytest.raises(ProtocolError, match=r"exceeds|non-negative"):
+        wire.decode([b"SPLF\x01\x01\x00\x01", packed, b""])
+
+
 def test_two_tensors_of_one_name_are_refused() -> None:
     twice = Message(type=MessageType.INFER, request_id=1, tensors=(Tensor(name="x", data=np.zeros(1)),) * 2)
     with pytest.raises(ProtocolError, match="same name"):
