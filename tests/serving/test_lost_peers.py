@@ -162,13 +162,21 @@ def test_what_a_dead_client_left_in_the_socket_is_not_begun(running, make_bundle
     """While the server's thread is held up, a client asks and dies."""
     bundle = make_bundle()
     engine = running.ready(bundle)
+    connections = running.server._router.connections
+
+    def count():
+        # The thread that they belong to is held up.
+        connections.take_in()
+        return connections.count
+
     with running.held_up(), greeted(running.endpoint) as peer:
+        until(lambda: count() == 1)
         frames = encode(
             Message(type=MessageType.INFER, request_id=1, bundle=bundle.digest, tensors=(feature(7),), budget_s=60.0)
         )
         peer.send(message(*map(bytes, frames)))
         peer.close()
-        time.sleep(0.2)
+        until(lambda: count() == 0)
     until(lambda: running.server.dropped["requests of peers that are gone"])
     assert engine.samples == []
 
